@@ -11,7 +11,6 @@ from timing import machine
 from torch import Tensor, nn
 from torch.nn.functional import silu, softplus
 from transformers import MambaConfig, MambaForCausalLM
-
 import ssmscope
 
 WIDTH, LAYERS, STATES, RANK, VOCABULARY = 256, 4, 16, 16, 100

@@ -131,7 +131,6 @@ def train(arguments: argparse.Namespace) -> None:
 def measure(arguments: argparse.Namespace) -> None:
     """The accuracies of a trained model, clean and under both noises, and whether it selects."""
     import torch
-
     import ssmscope
     from ssmscope.core.mixers import fast_scan
     from ssmscope.data.pixels import load_pixels

@@ -21,7 +21,6 @@ from typing import Any
 import timing
 import torch
 from torch.nn.functional import cross_entropy
-
 from ssmscope.core.mixers import fast_scan
 from ssmscope.zoo.training.architectures import OWN, Tokens
 from ssmscope.zoo.training.build import language_model

@@ -17,7 +17,6 @@ from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from PIL import Image
-
 from ssmscope.data.text import load_text
 from ssmscope.zoo.sequences import majority
 

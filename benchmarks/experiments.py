@@ -169,7 +169,6 @@ def score(run: Run, directory: Path, split: str) -> dict[str, float]:
     """Accuracy and cross-entropy on a split of labelled texts, cut as in training, which scores its own split only
     where it holds no part of it out."""
     import torch
-
     import ssmscope
     from ssmscope.core.batching import by_length, tokens_at_once
     from ssmscope.data.text import load_text
@@ -190,7 +189,6 @@ def unseen(run: Run, directory: Path) -> float:
     """The accuracy on 1,000 unseen sequences of majority, a quarter of whose ones became zeros as in training: the test
     set has none flipped, and so another distribution."""
     import torch
-
     import ssmscope
     from ssmscope.zoo.sequences import majority
 

@@ -28,7 +28,6 @@ from typing import Any
 import torch
 import transformers
 from timing import THREADS, machine
-
 import ssmscope
 from ssmscope.zoo.training.architectures import OWN, Tokens
 from ssmscope.zoo.training.build import language_model

@@ -76,7 +76,6 @@ def measure(arguments: argparse.Namespace) -> None:
     """Read the stream with a trained model: mean loss by piece, and the states' root mean square after each."""
     import torch
     from torch.nn.functional import cross_entropy
-
     import ssmscope
     from ssmscope.probes.loss.measure import documents
 

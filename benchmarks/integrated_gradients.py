@@ -30,7 +30,6 @@ import torch
 from timing import THREADS, machine
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
-
 import ssmscope
 from ssmscope.core.known_models import demos
 from ssmscope.data.text import load_text

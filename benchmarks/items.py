@@ -14,7 +14,6 @@ from typing import Any
 import peers
 import torch
 from shapes import built
-
 import ssmscope
 
 LENGTHS = {

@@ -63,7 +63,6 @@ def bridge_of(module: Any, folder: Path) -> Any:
     """Return the model as TransformerLens runs it."""
     from transformer_lens.model_bridge import TransformerBridge
     from transformers import AutoTokenizer
-
     from ssmscope.core.known_models import demos
 
     module.config.save_pretrained(folder)

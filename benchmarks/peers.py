@@ -120,7 +120,6 @@ class OneByOne:
 def promptbench(attack: str, prompt: str, evaluate: OneByOne) -> None:
     """PromptBench's own attack. Its classes and the placeholder stay as they are."""
     from promptbench.prompt_attack import Attack
-
     from ssmscope.attacks.prompts.search import drawn_from
 
     # TextAttack takes the quotes around a word for a part of it, and PromptBench attacks the placeholder unless told
@@ -133,7 +132,6 @@ def promptbench(attack: str, prompt: str, evaluate: OneByOne) -> None:
 def _stopwords() -> Iterator[None]:
     """NLTK's stop words, which PromptBench asks for, in a folder of NLTK's layout: its own may be out of reach."""
     import nltk
-
     from ssmscope.attacks.offline import stopwords
 
     with tempfile.TemporaryDirectory() as folder:

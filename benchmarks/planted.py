@@ -29,7 +29,6 @@ import running
 import torch
 from torch.nn.functional import cross_entropy
 from transformers import Mamba2Config, Mamba2ForCausalLM, MambaConfig, MambaForCausalLM
-
 import ssmscope
 from ssmscope.core.cuts import cut_convolution, cut_edges
 from ssmscope.core.known_models import demos

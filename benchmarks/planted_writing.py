@@ -32,7 +32,6 @@ import torch
 from planted import MODELS
 from torch import Tensor
 from torch.nn.functional import cross_entropy
-
 import ssmscope
 from ssmscope.core.edits import Site, new_state
 from ssmscope.core.lasting_edits import LastingEdit, while_writing

@@ -11,7 +11,6 @@ from collections.abc import Iterator
 
 import numpy as np
 import torch
-
 import ssmscope
 from ssmscope.core.bootstrap import estimate, resampled_means
 from ssmscope.interp.labelled import marked_tokens

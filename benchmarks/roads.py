@@ -17,7 +17,6 @@ import argparse
 from collections.abc import Iterator, Mapping
 
 import numpy as np
-
 import ssmscope
 from ssmscope.core.bootstrap import estimates, resampled_means
 from ssmscope.data.babi import questions

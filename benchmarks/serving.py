@@ -68,7 +68,6 @@ FLA: dict[str, dict[str, Any]] = {
 def libraries() -> None:
     """Add what mamba_ssm and flash-linear-attention compute of small random models on a GPU."""
     import torch
-
     import ssmscope
 
     def add(library: str, name: str, module: Any) -> None:
@@ -114,7 +113,6 @@ def main(only: list[str]) -> None:
     import torch
     import transformers
     from small_models import SMALL_MODELS
-
     import ssmscope
 
     for family, make in SMALL_MODELS.items():

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-
 import ssmscope
 from ssmscope.core.model import Model
 

@@ -24,7 +24,6 @@ from typing import Any
 import numpy as np
 import psutil
 from timing import machine
-
 import ssmscope
 from ssmscope.api.sharding.parts import over
 from ssmscope.api.sharding.workers import on_engine

@@ -20,7 +20,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-
 import ssmscope
 from ssmscope.core.model import Model
 from ssmscope.interp.methods.gradients import gradxinput

@@ -26,7 +26,6 @@ import tempfile
 from pathlib import Path
 
 import running
-
 from ssmscope.data.text import TextData, load_text
 
 MARKS = Path(__file__).with_suffix(".jsonl")

@@ -14,7 +14,6 @@ import peers
 import torch
 from rich.console import Console
 from timing import Seconds
-
 from ssmscope.data.pixels import PixelData
 from ssmscope.data.tokens import TokenData
 from ssmscope.zoo.training.answering import objective_of

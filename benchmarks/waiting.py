@@ -32,7 +32,6 @@ import torch
 from items import SETUPS, Item, items_of
 from shapes import SHAPES
 from timing import Seconds, machine
-
 import ssmscope
 
 CACHES = ("TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "CUDA_CACHE_PATH", "XDG_CACHE_HOME")

@@ -30,7 +30,6 @@ import planted
 import running
 import verdicts
 from scipy.stats import rankdata
-
 from ssmscope.data.babi import questions
 from ssmscope.data.pairs import PairData
 from ssmscope.data.stories import PLACES

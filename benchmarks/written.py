@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 
 import numpy as np
-
 import ssmscope
 from ssmscope.api.inputs import load_examples
 from ssmscope.core.bootstrap import Estimate, estimates, resampled_means

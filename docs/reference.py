@@ -15,7 +15,6 @@ from typing import Annotated, Any
 import griffe
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
-
 import ssmscope
 from ssmscope.api import analyses as registry
 

@@ -18,7 +18,6 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File, Files
 from reference import plain
-
 import ssmscope
 from ssmscope.cli import app
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from torch import nn
-
 from ssmscope.core.model import Model
 from ssmscope.loading.load import load
 

@@ -3,7 +3,6 @@
 import itertools
 
 import numpy as np
-
 from ssmscope.interp.attention.maps import AttendedText, AttentionMap
 from ssmscope.interp.attention.measure import Reader
 from ssmscope.interp.attention.result import ImplicitAttention

@@ -11,7 +11,6 @@ from tokenizers.processors import TemplateProcessing
 from torch import nn
 from transformers import PretrainedConfig, PreTrainedTokenizerFast
 from transformers.modeling_outputs import SequenceClassifierOutput
-
 from ssmscope.core.model import Model
 from ssmscope.data.text import TextData, text_data
 from ssmscope.interp.explain.scored_text import Scores

@@ -7,7 +7,6 @@ import torch
 from loud import loud
 from torch import nn
 from transformers import Mamba2Config, Mamba2ForCausalLM, MambaConfig, MambaForCausalLM
-
 from ssmscope.layers import mamba, mamba2
 
 SIZES: dict[str, Any] = dict(

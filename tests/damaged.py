@@ -10,7 +10,6 @@ from loud import loud
 from safetensors.torch import load_file, save_file
 from saving import write_diff_mamba2, write_mamba_ssm
 from transformers import Mamba2Config, Mamba2ForCausalLM, MambaConfig, MambaForCausalLM
-
 from ssmscope.data.tokenizer import save_tokenizer
 from ssmscope.networks.classifier import SSMClassifierConfig, SSMForSequenceClassification
 from ssmscope.zoo.diff_mamba import DiffMambaConfig, DiffMambaForCausalLM

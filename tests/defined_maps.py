@@ -4,7 +4,6 @@ import itertools
 
 import torch
 from torch import Tensor
-
 from ssmscope import ops
 from ssmscope.ops import DeltaRecurrence, Recurrence
 

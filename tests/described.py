@@ -17,7 +17,6 @@ from matplotlib.figure import Figure
 from matplotlib.legend import Legend
 from matplotlib.patches import Rectangle
 from rich.console import Console
-
 from ssmscope.api.results import Result
 from ssmscope.core.bootstrap import Estimate
 from ssmscope.render.blocks import Custom, Picture, Prose, TokenMaps, TokenRow, TokenRows

@@ -2,7 +2,6 @@
 
 import torch
 from torch import nn
-
 from ssmscope.zoo.diff_mamba import Subtraction
 
 PAPER_PROMPT = "<context>{context}</context> Question:{question} Answer:"

@@ -13,7 +13,6 @@ import torch
 from exhaustive import ALL, few
 from small_models import SMALL_MODELS
 from torch import nn
-
 from ssmscope import ops
 from ssmscope.core.linearized import Path
 from ssmscope.core.mixers import _readable_class, is_bidirectional

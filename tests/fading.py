@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 
 import torch
 from bags import LABELS, tokenizer
-
 from ssmscope.core.model import Model
 from ssmscope.zoo.selective import SelectiveSSMConfig, SelectiveSSMForCausalLM, SelectiveSSMForSequenceClassification
 

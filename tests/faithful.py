@@ -4,7 +4,6 @@ import numpy as np
 import torch
 from loud import loud
 from transformers import Mamba2Config
-
 import ssmscope
 from ssmscope.interp.explain.scored_text import Scores
 from ssmscope.networks.classifier import SSMClassifierConfig, SSMForSequenceClassification

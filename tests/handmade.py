@@ -5,7 +5,6 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
-
 from ssmscope import ops
 from ssmscope.core.trace import LayerTrace
 from ssmscope.probes.influence.measure import Blocks

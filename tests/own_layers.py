@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import logsigmoid, silu, softplus
-
 import ssmscope
 
 

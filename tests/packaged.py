@@ -12,7 +12,6 @@ from examples import relative
 from loud import TrueFloat64
 from torch import Tensor, nn
 from torch.nn.functional import silu
-
 import ssmscope
 
 IDS = [[5, 17, 3, 9, 22, 1, 40], [7, 8, 9]]

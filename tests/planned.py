@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 import yaml
 from markupsafe import Markup
-
 from ssmscope.api import analyses as registry
 from ssmscope.api.inputs import Texts
 from ssmscope.api.results import Result

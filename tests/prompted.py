@@ -7,7 +7,6 @@ import pytest
 import torch
 from loud import loud
 from transformers import Mamba2Config, Mamba2ForCausalLM, MambaConfig
-
 import ssmscope
 from ssmscope.attacks.prompts import prompt_attack
 from ssmscope.attacks.prompts.result import PromptAttack

@@ -11,7 +11,6 @@ from unittest.mock import patch
 import numpy as np
 from filelock import FileLock
 from markupsafe import Markup
-
 import ssmscope
 from ssmscope.api.results import Result
 from ssmscope.data.text import text_data

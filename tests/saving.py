@@ -9,7 +9,6 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 from transformers import Mamba2Config, Mamba2ForCausalLM, PreTrainedModel
-
 from ssmscope.core.affine import stored_weights
 from ssmscope.zoo.layouts import DIFF_PART_NAMES, FILE_FIELDS
 

@@ -9,7 +9,6 @@ from typing import Any
 
 from torch import nn
 from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING
-
 import ssmscope.loading  # noqa: F401, which makes our model types known to transformers
 from ssmscope.core.known_models import of_transformers
 from ssmscope.layers.mambavision import MambaVisionConfig
@@ -76,7 +75,7 @@ GLM_SIZES: dict[str, Any] = dict(
     **dict(q_lora_rank=8, v_head_dim=6, qk_nope_head_dim=8, pad_token_id=0, eos_token_id=0, initializer_range=0.05),
     **dict(index_topk=4, index_head_dim=8, index_n_heads=8, index_kpool=2, linear_head_dim=6, linear_num_heads=3),
     **dict(hc_mult=2, mlp_layer_types=["dense", "sparse", "sparse", "dense"]),
-    layer_types=["linear_attention", "indexed_attention", "indexed_attention", "linear_attention"],
+    layer_types=["linear_attention", "full_attention", "full_attention", "linear_attention"],
     indexer_types=["full", "full", "shared", "full"],
 )
 QWEN_SIZES: dict[str, Any] = dict(
@@ -85,7 +84,7 @@ QWEN_SIZES: dict[str, Any] = dict(
     **dict(linear_key_head_dim=6, linear_value_head_dim=8, hc_count=2, hc_lowrank=8, num_experts=4),
     **dict(num_experts_per_tok=2, moe_intermediate_size=16, shared_expert_intermediate_size=16),
     **dict(indexer_n_heads=8, indexer_kv_heads=1, indexer_head_dim=12, indexer_budget=4, indexer_compress_ratio=2),
-    layer_types=["linear_attention", "indexed_attention", "linear_attention"],
+    layer_types=["linear_attention", "full_attention", "linear_attention"],
 )
 
 

@@ -1,7 +1,6 @@
 """Small internal sizes of the recurrences, at which short inputs are cut into pieces too."""
 
 import pytest
-
 from ssmscope.ops import delta_rule, diagonal, implicit_attention, matrices, pooled, recurrence, ssd, survival, wide
 
 SIZES = {

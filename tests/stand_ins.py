@@ -8,7 +8,6 @@ import math
 from typing import Any
 
 import reported
-
 from ssmscope.api import analyses as registry
 from ssmscope.api.results import Result
 from ssmscope.core.bootstrap import Estimate

@@ -85,7 +85,6 @@ def main(directory: str) -> None:
     import torch
     from mamba_ssm.models import mixer_seq_simple
     from mamba_ssm.models.config_mamba import MambaConfig
-
     import ssmscope
 
     use_references()

@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers import MambaConfig, MambaForCausalLM, PretrainedConfig, PreTrainedModel
 from transformers.modeling_outputs import CausalLMOutput
-
 import ssmscope
 from ssmscope import Form, InputError, Recurrence, Terms, testing
 from ssmscope.core.mixers import adapter_for

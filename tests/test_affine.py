@@ -10,7 +10,6 @@ from refusals import refuses
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 from transformers.models.mamba2.modeling_mamba2 import Mamba2RMSNorm
-
 from ssmscope.core.affine import agrees_with_weight, depthwise, embedding_table, linear_map, matrix, norm_terms, offset
 from ssmscope.errors import InputError
 

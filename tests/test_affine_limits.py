@@ -6,7 +6,6 @@ from linear_layers import EXACT, Bent, Scaled, conv, linear
 from refusals import refusal, refuses
 from torch import Tensor, nn
 from transformers.models.mamba2.modeling_mamba2 import Mamba2RMSNorm
-
 from ssmscope.core import affine
 
 
@@ -77,12 +76,12 @@ def test_rounding_that_is_allowed_in_every_precision():
         torch.float64: 64 * double,
     }
     for dtype, allowed in expected.items():
-        assert affine._digits(torch.ones(1, dtype=dtype)) == allowed
+        assert affine.rounding(torch.ones(1, dtype=dtype)) == allowed
     before = torch.get_float32_matmul_precision()
     try:
         for precision, allowed in (("highest", 64 * single), ("high", 4 / 1024), ("medium", 4 / 128)):
             torch.set_float32_matmul_precision(precision)
-            assert affine._digits(torch.ones(1)) == allowed
+            assert affine.rounding(torch.ones(1)) == allowed
     finally:
         torch.set_float32_matmul_precision(before)
 

@@ -7,7 +7,6 @@ import torch
 from examples import random_example
 from loud import loud
 from torch import nn
-
 from ssmscope.core import attention_layers
 from ssmscope.core.attention_layers import AttentionState, keeps_caches, runs_in_two_pieces
 from ssmscope.core.generation import Continuation, Written

@@ -7,7 +7,6 @@ import pytest
 import torch
 from examples import TEXTS, random_example
 from loud import loud
-
 import ssmscope
 from ssmscope.core import batching
 from ssmscope.core.model import Model

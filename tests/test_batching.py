@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 import torch
-
 from ssmscope.core.batching import GPU_BATCH_FACTOR, TOKENS_AT_ONCE, by_length, tokens_at_once
 
 LENGTHS = np.random.default_rng(0).integers(1, 30, 200).tolist()

@@ -5,7 +5,6 @@ import math
 
 import numpy as np
 import pytest
-
 from ssmscope.core.bootstrap import (
     Estimate,
     estimate,

@@ -10,7 +10,6 @@ from typing import Annotated, Any
 import pandas as pd
 import pytest
 from refusals import refuses
-
 import ssmscope.loading.load as loading
 from ssmscope.api import analyses as registry
 from ssmscope.api.analysis import CACHE, Call, analysis

@@ -8,7 +8,6 @@ from typing import Annotated, Any
 
 import pytest
 from refusals import refusal, refuses
-
 from ssmscope.api import analyses as registry
 from ssmscope.api.analysis import Call, analysis
 from ssmscope.api.inputs import Texts

@@ -6,7 +6,6 @@ import json
 import pytest
 from refusals import refuses
 from tokenizers.processors import TemplateProcessing
-
 import ssmscope
 from ssmscope.api.inputs import TEXTS, Texts
 from ssmscope.core.chat import chat_ids, is_chat, read_chats

@@ -8,9 +8,8 @@ from examples import EXAMPLES, random_example, relative
 from loud import TrueFloat64, doubled, loud
 from small_models import QWEN_SIZES, language_model, with_smaller_decays
 from torch import nn
-
 from ssmscope.core.attention_layers import attending
-from ssmscope.core.chosen_keys import additive, columns, in_one_piece, with_changed_choice
+from ssmscope.core.chosen_keys import additive, columns, in_one_piece, is_read, with_changed_choice
 from ssmscope.core.edits import Edit, edited
 from ssmscope.core.model import Model
 from ssmscope.core.ngrams import NGramState
@@ -66,6 +65,18 @@ def test_weights_are_those_of_the_chosen_keys(name):
     assert (cut[..., 1:, 0] == 0).all() and plain[..., 1:, 0].any()
     rest = (plain[..., 1:, 1:] / plain[..., 1:, 1:].sum(-1, keepdim=True)).nan_to_num()
     torch.testing.assert_close(cut[..., 1:, 1:], rest, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.float32, torch.float64])
+def test_an_indexer_answers_in_booleans_or_numbers(dtype: torch.dtype) -> None:
+    """Before 5.23 Qwen4-Exp's adds numbers to the mask where this is of numbers."""
+    chosen, seen = torch.tensor([[1, 1, 0, 1]]).bool(), torch.tensor([[1, 0, 1, 1]]).bool()
+    part = torch.nn.Module()
+    vars(part)["indexer"] = lambda *given: chosen if dtype == torch.bool else additive(chosen, dtype)
+    mask = seen if dtype == torch.bool else additive(seen, dtype)
+    found = with_changed_choice(part, lambda reads: reads & torch.tensor([[1, 1, 1, 0]]).bool())
+    answer = found.indexer(None, None, mask, None)
+    assert answer.dtype == dtype and is_read(answer).tolist() == [[True, False, False, False]]
 
 
 @pytest.mark.skipif("qwen4_exp" not in EXAMPLES, reason="this release of transformers has no Qwen4-Exp")

@@ -17,7 +17,6 @@ import pytest
 import typer
 from commands import TEXT, Answer, refused
 from warm import TRANSFORMERS
-
 from ssmscope import cli, errors
 from ssmscope.api import analyses as registry
 from ssmscope.api.signatures import options_of

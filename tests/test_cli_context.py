@@ -16,7 +16,6 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     """Two random Mambas that know the words of the stories, and those of a text."""
     import torch
     from transformers import MambaConfig, MambaForCausalLM
-
     from ssmscope.data.babi import questions
     from ssmscope.zoo.documents import word_tokenizer
 

@@ -10,7 +10,6 @@ from xml.etree import ElementTree
 import pytest
 import yaml
 from planned import unpainted
-
 from ssmscope import cli
 from ssmscope.reports import running
 

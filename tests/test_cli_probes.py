@@ -18,7 +18,6 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a Mamba of five tokens, and in `sweep` three selective SSMs of three spectral abscissae."""
     import torch
     from transformers import MambaConfig, MambaForCausalLM
-
     from ssmscope.zoo.selective import SelectiveSSMConfig, SelectiveSSMForSequenceClassification
 
     folder = tmp_path_factory.mktemp("models")

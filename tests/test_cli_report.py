@@ -11,7 +11,6 @@ import pytest
 import yaml
 from planned import TEXT, tiny_model, unpainted
 from transformers import Lfm2Config, Lfm2ForCausalLM
-
 from ssmscope import cli
 from ssmscope.api.writing import locked
 from ssmscope.reports import exports, running

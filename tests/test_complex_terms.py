@@ -6,7 +6,6 @@ import pytest
 import torch
 from refusals import refuses
 from torch import nn
-
 import ssmscope
 from ssmscope import ops
 

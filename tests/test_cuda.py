@@ -10,7 +10,6 @@ import torch
 from own_layers import LRU, S4D, SS2D, BothWays, CopiedMamba, Mamba2, Unit, unit_terms
 from refusals import refused
 from torch import Tensor, nn
-
 import ssmscope
 from ssmscope import testing
 from ssmscope.core.encoding import Batch

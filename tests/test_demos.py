@@ -10,7 +10,6 @@ import pandas as pd
 import pytest
 import torch
 from exhaustive import few, in_turns
-
 import ssmscope
 from ssmscope.core.known_models import demos
 from ssmscope.core.model import Model

@@ -12,7 +12,6 @@ from types import ModuleType
 
 import numpy as np
 import pytest
-
 import ssmscope
 from ssmscope.api import analyses as registry
 

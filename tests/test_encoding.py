@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import torch
 from refusals import refusal
-
 from ssmscope.core import encoding
 from ssmscope.core.encoding import Batch, encode_ids, encode_values, texts_or_ids
 

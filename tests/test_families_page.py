@@ -7,7 +7,6 @@ from types import ModuleType
 
 import pytest
 import transformers
-
 from ssmscope.core.known_models import LAYERS, readable_types
 
 DOCS = Path(__file__).parents[1] / "docs"

@@ -12,7 +12,6 @@ import xxhash
 from refusals import refuses
 from torch import Tensor, nn
 from transformers import MambaConfig
-
 from ssmscope.core import fingerprint
 from ssmscope.core.fingerprint import adapters, check_finite, essence, hashes, versions
 from ssmscope.networks.classifier import SSMClassifierConfig

@@ -9,7 +9,6 @@ from examples import relative
 from refusals import refusal
 from torch import nn
 from torch.nn import functional
-
 from ssmscope.core.forms import Form, Norm
 from ssmscope.core.trace import LayerTrace
 from ssmscope.ops import Recurrence

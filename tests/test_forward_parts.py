@@ -10,7 +10,6 @@ import torch
 from examples import random_example
 from refusals import refusal
 from torch import nn
-
 from ssmscope.core import intercept
 from ssmscope.core.edits import Edit, edited, new_state, recorded
 from ssmscope.core.model import Model

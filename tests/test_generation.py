@@ -15,7 +15,6 @@ from refusals import refuses
 from small_models import SMALL_MODELS
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
-
 import ssmscope
 from ssmscope.core.edits import Edit, edited, new_state
 from ssmscope.core.generation import Sampling

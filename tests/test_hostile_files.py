@@ -9,7 +9,6 @@ from pathlib import Path
 import hostile
 import pytest
 import typer
-
 from ssmscope import cli
 from ssmscope.loading.load import ModelCache, cache_models
 

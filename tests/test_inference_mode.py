@@ -7,7 +7,6 @@ import pytest
 import torch
 from examples import random_example
 from loud import loud
-
 import ssmscope
 from ssmscope.interp.attention import implicit_attention
 from ssmscope.interp.explain import explain

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 from refusals import refusal as refused_by
 from refusals import refuses
-
 from ssmscope.api.inputs import (
     MAX_TOKENS,
     MODEL_KINDS,

@@ -13,7 +13,6 @@ from loud import loud
 from refusals import refuses
 from torch import nn
 from transformers import Mamba2Config, Mamba2ForCausalLM, MambaConfig, MambaForCausalLM
-
 import ssmscope
 from ssmscope.core.cuts import cut_edges
 from ssmscope.core.edits import Edit, edited

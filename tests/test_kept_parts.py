@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-
 from ssmscope.api.sharding import parts
 from ssmscope.api.sharding.parts import PARTS, keeping, over
 from ssmscope.api.store import Store

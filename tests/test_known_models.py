@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 import torch
 from refusals import refusal, refuses
-
 import ssmscope
 from ssmscope import cli
 from ssmscope.core import known_models as readable

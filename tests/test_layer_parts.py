@@ -10,7 +10,6 @@ from defined_maps import draw
 from examples import random_example
 from refusals import refusal, refuses
 from torch import nn
-
 from ssmscope import ops
 from ssmscope.core import heads, trace
 from ssmscope.core.cuts import contribution, cut_attention, cut_convolution, cut_edges

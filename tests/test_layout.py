@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 import shapes
-
 from ssmscope.api import analyses as registry
 from ssmscope.core.known_models import MODELS, of_transformers
 

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 from refusals import refuses
-
 from ssmscope.core.batching import MAX_ITEMS_HELD, MAX_TOKENS_READ, refuse_above, refuse_held, refuse_reading
 from ssmscope.errors import InputError
 from ssmscope.loading.load import ModelCache, cache_models

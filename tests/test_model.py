@@ -4,6 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+import transformers
 from examples import random_example
 from loud import loud
 from refusals import refused, refuses
@@ -12,7 +13,6 @@ from tokenizers import models as token_models
 from tokenizers.pre_tokenizers import Whitespace
 from tokenizers.processors import TemplateProcessing
 from transformers import MambaConfig, MambaForCausalLM, PreTrainedTokenizerFast
-
 import ssmscope
 from ssmscope.core.encoding import encode_ids, encode_texts, spelled_out
 from ssmscope.core.model import Model
@@ -187,6 +187,15 @@ def test_text_is_generated_from_a_cache_within_a_run(name):
     slowly = module.generate(ids, use_cache=False, **options)
     with ssmscope.load(module).running():
         assert torch.equal(module.generate(ids, use_cache=True, **options), slowly)
+
+
+def test_our_models_are_generated_from_without_a_cache_of_transformers(monkeypatch):
+    """Releases 5.5 to 5.23 cannot ask theirs for its length where no layer is attention."""
+    module, ids = random_example("gfssm").eval(), torch.tensor([[5, 9, 2]])
+    options = {"max_new_tokens": 9, "min_new_tokens": 9, "do_sample": False, "use_cache": True}
+    expected = module.generate(ids, **options)
+    monkeypatch.setattr(transformers.generation.utils, "DynamicCache", None)
+    assert torch.equal(module.generate(ids, **options), expected) and expected.shape == (1, 12)
 
 
 def test_a_model_without_state_space_layers_is_refused():

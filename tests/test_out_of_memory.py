@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 import torch
-
 from ssmscope.errors import ran_out_of_memory
 
 

@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-
 import ssmscope
 from ssmscope import outline
 from ssmscope.core.attention_layers import AttentionState

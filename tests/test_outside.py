@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 from warm import TRANSFORMERS
-
 from ssmscope.reports.scores import read_scores
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -95,7 +94,6 @@ except InputError as error:
     print("refused", error)
 print("feeds", *block_parts(model.module, "feed-forward"))
 """
-
 
 PARTS = ("product",), ("product", "narrow")
 """Feed-forward parts that are declared, and those that are found by what they consist of."""

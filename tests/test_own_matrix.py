@@ -12,7 +12,6 @@ from own_layers import LRU, S4D, SS2D, BothWays, CopiedMamba, Mamba2, Unit, unit
 from own_matrix import Run
 from refusals import refuses
 from torch import Tensor, nn
-
 import ssmscope
 from ssmscope.render import numbers
 

@@ -9,7 +9,6 @@ import torch
 from refusals import refused, refuses
 from torch import Tensor, nn
 from torch.nn.functional import logsigmoid, pad
-
 import ssmscope
 from ssmscope.errors import InputError
 

@@ -13,7 +13,6 @@ import pytest
 import yaml
 from exhaustive import few
 from warm import PLAIN, TORCH, Warm
-
 import ssmscope
 from ssmscope.api import analyses as registry
 from ssmscope.cli import app

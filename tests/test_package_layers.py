@@ -11,7 +11,6 @@ from loud import loud
 from own_layers import Mamba2
 from refusals import refuses
 from torch import Tensor, nn
-
 import ssmscope
 from ssmscope.errors import InputError
 from ssmscope.interp.methods.lrp import lrp

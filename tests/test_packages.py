@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-
 from ssmscope.api.analyses import ANALYSES
 from ssmscope.attacks.offline import textattack
 from ssmscope.cli import app

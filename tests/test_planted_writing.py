@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 from transformers import Mamba2Config, Mamba2ForCausalLM
-
 from ssmscope.core.model import Model
 
 BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"

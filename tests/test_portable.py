@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-
 from ssmscope.backends.c import compiler
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -11,7 +11,6 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from rich.console import Console
-
 import ssmscope
 from ssmscope import cli
 from ssmscope.api.analysis import Call

@@ -6,7 +6,6 @@ from typing import Any
 import pandas as pd
 import pytest
 from refusals import refuses
-
 import ssmscope
 from ssmscope.api.analyses import ANALYSES, analysis_of
 from ssmscope.api.inputs import Named

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 import torch
 from refusals import refuses
-
 from ssmscope.api.sharding import parts, workers
 from ssmscope.api.sharding.workers import Setting, check_engine, connected, finished, lacking, on_engine
 from ssmscope.errors import InputError

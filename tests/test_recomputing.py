@@ -4,7 +4,6 @@ import pytest
 import torch
 from examples import FEW, TEXTS, random_example
 from loud import loud
-
 from ssmscope.core.mixers import mixers
 from ssmscope.core.model import Model
 from ssmscope.core.recomputing import _checkpointed, stacked

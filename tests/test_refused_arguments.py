@@ -12,7 +12,6 @@ import torch
 from examples import random_example
 from loud import loud
 from refusals import refuses
-
 import ssmscope
 from ssmscope.api.analyses import analyses
 from ssmscope.api.inputs import Named, Texts

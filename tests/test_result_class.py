@@ -8,7 +8,6 @@ from typing import Any
 import pandas as pd
 import pytest
 from refusals import refuses
-
 from ssmscope.api import analyses as registry
 from ssmscope.api import results
 from ssmscope.api.provenance import record_provenance

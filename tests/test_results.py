@@ -19,7 +19,6 @@ import pytest
 from matplotlib.figure import Figure
 from refusals import refuses
 from warm import PLAIN, TRANSFORMERS
-
 from ssmscope.api import analyses as registry
 from ssmscope.api import jsonable, results
 from ssmscope.api.jsonable import MAX_LISTED_NUMBERS

@@ -12,7 +12,6 @@ from own_layers import Unit, unit_terms
 from refusals import refuses
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
-
 import ssmscope
 from ssmscope.attacks.noise.series import CHANGES, changed
 from ssmscope.interp.explain.scored_text import Scores

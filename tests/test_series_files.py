@@ -11,7 +11,6 @@ import torch
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from refusals import refuses
-
 import ssmscope
 from ssmscope.cli import run
 from ssmscope.data.series import read_series

@@ -3,7 +3,6 @@
 from pathlib import Path
 
 import pytest
-
 from ssmscope.api import writing
 from ssmscope.api.writing import check_writable, complete_all_sets, complete_set, locked, publish, read_current
 from ssmscope.errors import InputError

@@ -18,7 +18,6 @@ import torch
 from exhaustive import ALL
 from planned import tiny_model
 from refusals import refuses
-
 import ssmscope
 from ssmscope.api import analyses as registry
 from ssmscope.api.analysis import Call

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import pytest
 from refusals import refused, refuses
-
 from ssmscope.api import options
 from ssmscope.api.signatures import options_of
 from ssmscope.errors import InputError

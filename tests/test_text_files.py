@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 from refusals import refusal
-
 from ssmscope.core import batching, text_files
 
 

@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-
 from ssmscope.core.bootstrap import Estimate, lowest
 from ssmscope.core.ties import ROUNDING, descending, difference, highest, levels, nonzero, spearman
 

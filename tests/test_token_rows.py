@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 from drawn import typed
 from matplotlib.colors import to_hex
-
 from ssmscope.render import token_rows
 from ssmscope.render.blocks import TokenRow, TokenRows, TokenText
 from ssmscope.render.colours import BLUES, CIVIDIS, SIGNED

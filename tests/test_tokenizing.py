@@ -12,7 +12,6 @@ from many_tokenizers import LOSSLESS, TEXTS, TOKENIZERS
 from refusals import refuses
 from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers
 from transformers import Mamba2Config, Mamba2ForCausalLM, PreTrainedTokenizerFast
-
 import ssmscope
 from ssmscope.attacks.words.hotflip import read
 from ssmscope.core import pattern_limit

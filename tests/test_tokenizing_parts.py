@@ -6,7 +6,6 @@ import pytest
 from refusals import refusal
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
-
 from ssmscope.core.tokenizing import (
     Spelled,
     failures_told,

@@ -12,7 +12,6 @@ from exhaustive import few
 from killed import killed_training
 from refusals import refuses
 from safetensors.torch import load_file
-
 import ssmscope
 from ssmscope.core.bootstrap import wilson_interval
 from ssmscope.errors import InputError

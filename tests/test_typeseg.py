@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-
 import ssmscope
 
 pytest.importorskip("typeseg", reason="typeseg is not installed: see make test-foreign")

@@ -12,7 +12,6 @@ from loud import loud
 from own_layers import LRU, S4D, SS2D, BothWays, CopiedMamba
 from refusals import refused, refuses
 from torch import Tensor, nn
-
 import ssmscope
 from ssmscope.core.mixers import adapter_for
 

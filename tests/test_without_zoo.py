@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 from warm import TRANSFORMERS
-
 import ssmscope
 from ssmscope.zoo.entries import ENTRIES
 

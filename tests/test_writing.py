@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 from refusals import refusal, refuses
 from warm import PLAIN, Warm
-
 from ssmscope.api import writing
 from ssmscope.errors import InputError
 

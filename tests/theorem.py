@@ -5,7 +5,6 @@ from fractions import Fraction
 
 import numpy as np
 import torch
-
 from ssmscope.core.model import Model
 from ssmscope.zoo.selective import SelectiveSSMConfig, SelectiveSSMForSequenceClassification
 

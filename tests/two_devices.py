@@ -24,7 +24,6 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import backend_registration
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
-
 import ssmscope
 from ssmscope.core.edits import Edit
 from ssmscope.core.model import Model

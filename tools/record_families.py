@@ -24,7 +24,6 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 from examples import EXAMPLES, random_example  # noqa: E402
 from loud import TrueFloat64, doubled, loud  # noqa: E402
-
 import ssmscope  # noqa: E402
 from ssmscope.core.mixers import adapter_for  # noqa: E402
 from ssmscope.core.model import Model  # noqa: E402

@@ -109,7 +109,6 @@ def record(folder: Path, only: list[str], small: bool) -> None:
 def run(name: str, line: list[str]) -> int | str:
     """Run a case in the current folder, write what it gives to the folder NAME, and return its exit code."""
     import torch
-
     from ssmscope.cli import main
 
     shutil.rmtree(name, ignore_errors=True)
@@ -189,7 +188,6 @@ def record_architectures(folder: Path) -> None:
     import torch
     from loud import loud
     from small_models import SMALL_MODELS
-
     import ssmscope
 
     folder.mkdir()
@@ -209,7 +207,6 @@ def record_architectures(folder: Path) -> None:
 def compute_terms(model: Any, batch: Any, long: bool) -> Iterator[tuple[str, Callable[[], Any]]]:
     """Yield what is computed of a small model on a batch; of long texts only what stays small."""
     import torch
-
     import ssmscope
 
     trace = cache(partial(model.trace, batch))

@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import torch
-
 from ssmscope.api.writing import LOCK, locked, write_atomically, write_errors_explained, write_whole
 from ssmscope.core.text_files import parse_json
 from ssmscope.data.rows import first_line

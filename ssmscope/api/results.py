@@ -29,7 +29,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 from markupsafe import Markup
-
 from ssmscope import outline
 from ssmscope.api.analyses import result_homes
 from ssmscope.api.jsonable import decode_fields, encode, encode_fields
@@ -42,7 +41,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure, SubFigure
     from pandas import DataFrame
     from rich.console import Console, ConsoleOptions, RenderableType
-
     from ssmscope.api.scores import Changed, Score
     from ssmscope.render.blocks import Block
     from ssmscope.render.figure import Frame

@@ -22,7 +22,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-
 from ssmscope.core.bootstrap import Estimate
 
 if TYPE_CHECKING:

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-
 from ssmscope.api.results import TABLE_ROWS, Result
 from ssmscope.core.bootstrap import INTERVALS, Estimate, interval_columns, with_intervals
 from ssmscope.render.blocks import Block, Prose

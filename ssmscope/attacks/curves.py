@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 from jaxtyping import Float, Int
-
 from ssmscope.api.provenance import call_options, record_provenance
 from ssmscope.core.bootstrap import Estimate, estimate, ratio, resampled_sums
 from ssmscope.core.model import Model

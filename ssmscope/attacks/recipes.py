@@ -209,7 +209,6 @@ def bertattack(resources: Resources, prompt: bool) -> Recipe:
 def pwws(resources: Resources, prompt: bool) -> Recipe:
     """Build PWWS (Ren et al. 2019)."""
     import nltk
-
     from ssmscope.attacks.resources import load_synonyms
     from ssmscope.attacks.swaps import Synonyms, WordNetSynonyms
 

@@ -19,7 +19,6 @@ import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
-
 from ssmscope.core.text_files import no_character, parse_json, read_text
 from ssmscope.errors import InputError
 from ssmscope.loading.fields import check_fields, read_object

@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import torch
-
 from ssmscope.attacks.offline import textattack
 from ssmscope.attacks.resources import Encoder, MaskedLM, WordVectors
 from ssmscope.core.tokenizing import is_within_word

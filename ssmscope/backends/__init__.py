@@ -22,7 +22,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
-
 from ssmscope.backends import triton
 from ssmscope.errors import InputError, did_you_mean
 

@@ -16,7 +16,6 @@ from collections.abc import Sequence
 from typing import Annotated, Any
 
 import typer
-
 from ssmscope import __version__
 from ssmscope.api.sharding.workers import on_engine
 from ssmscope.api.signatures import options_of

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer.core import TyperGroup
-
 from ssmscope.api.analyses import ANALYSES, analyses
 from ssmscope.api.analysis import LOADING_OPTIONS, Analysis, Call
 from ssmscope.api.inputs import Texts
@@ -325,7 +324,6 @@ def _print(
 ) -> None:
     """Print the results as text or JSON, and the paths of their files."""
     from rich.console import Group
-
     from ssmscope.api.results import SUFFIXES, checked_formats
 
     suffixes = checked_formats(SUFFIXES if formats is None else formats)

@@ -6,7 +6,6 @@ import json as json_module
 from typing import Annotated
 
 import typer
-
 from ssmscope.cli import command
 from ssmscope.cli.command import FULL, JSON
 

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-
 from ssmscope.api.analysis import label_names
 from ssmscope.api.options import REPEATED, Metavar, Range
 from ssmscope.api.sharding.workers import check_engine

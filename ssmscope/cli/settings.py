@@ -6,7 +6,6 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from typer.core import TyperCommand
-
 from ssmscope.api.options import Option
 from ssmscope.errors import InputError, did_you_mean
 

@@ -14,7 +14,6 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
-
 from ssmscope.core.complex_terms import as_real, complex_output, is_complex
 from ssmscope.core.forms import Form, at_least_float32, mask_padding
 from ssmscope.core.known_models import LAYERS

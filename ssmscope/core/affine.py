@@ -17,7 +17,6 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.functional import conv1d, conv2d, linear, pad
-
 from ssmscope.core.intercept import evaluating, forward_without_transfer, has_hooks, is_changed, is_own, unhooked
 from ssmscope.errors import InputError
 

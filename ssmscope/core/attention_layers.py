@@ -20,13 +20,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-
 from ssmscope.core.chosen_keys import (
     Choose,
     additive,
     chooses_keys,
     columns,
     in_one_piece,
+    is_read,
     masks_by_row,
     with_changed_choice,
 )
@@ -393,5 +393,4 @@ def _read(mask: Tensor | None, own: Tensor) -> Tensor:
     length = own.shape[1]
     if mask is None:
         return torch.ones(length, length, dtype=torch.bool, device=own.device).tril().expand(len(own), 1, -1, -1)
-    mask = mask[..., :length]
-    return (mask if mask.dtype == torch.bool else mask == 0).expand(len(own), -1, -1, -1)
+    return is_read(mask[..., :length]).expand(len(own), -1, -1, -1)

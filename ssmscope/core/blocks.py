@@ -9,7 +9,6 @@ from typing import Any
 
 from torch import Tensor, nn
 from torch.nn.utils.parametrize import type_before_parametrizations
-
 from ssmscope.core.linearized import LinearizedLayer
 from ssmscope.core.mixers import adapter_for, mixers
 
@@ -37,6 +36,13 @@ class BlockPart:
     latent: bool = False
     feed_forward: bool = False
     linearize: Callable[[Any, Tensor], LinearizedLayer] | None = None
+
+
+class Added(nn.Module):
+    """Passes on a parameter that a forward pass adds to its input, so that it counts among the constants."""
+
+    def forward(self, parameter: Tensor) -> Tensor:
+        return parameter
 
 
 AS_IS = BlockPart()

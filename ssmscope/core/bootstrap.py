@@ -8,7 +8,6 @@ from dataclasses import astuple, dataclass
 
 import numpy as np
 from jaxtyping import Float
-
 from ssmscope.core.ties import descending, difference
 
 INTERVALS = "95 % intervals, Wilson's of shares, else bootstrap"

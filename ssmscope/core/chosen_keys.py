@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-
 from ssmscope.core.intercept import twin
 
 Choose = Callable[[Tensor], Tensor]
@@ -37,17 +36,23 @@ def with_changed_choice(part: Any, change: Choose) -> nn.Module:
 
         def build_attention_mask(topk_indices: Tensor, query_states: Tensor, kv_length: int) -> Tensor:
             built = type(part).build_attention_mask_from_topk(found, topk_indices, query_states, kv_length)
-            return additive(change(built if built.dtype == torch.bool else built == 0), query_states.dtype)
+            return additive(change(is_read(built)), query_states.dtype)
 
         vars(found)["build_attention_mask_from_topk"] = build_attention_mask
         return found
 
     def indexer(hidden: Tensor, positions: Any, mask: Tensor, cache: Any) -> Tensor:
-        visible = mask if mask.dtype == torch.bool else mask == 0
-        return change(part.indexer(hidden, positions, mask, cache) & visible)
+        chosen = part.indexer(hidden, positions, mask, cache)
+        reads = change(is_read(chosen) & is_read(mask))
+        return reads if chosen.dtype == torch.bool else additive(reads, chosen.dtype)
 
     vars(found)["indexer"] = indexer
     return found
+
+
+def is_read(mask: Tensor) -> Tensor:
+    """Return a mask of the keys read, from one of booleans or of numbers that are added to scores."""
+    return mask if mask.dtype == torch.bool else mask == 0
 
 
 def additive(reads: Tensor, dtype: torch.dtype) -> Tensor:

@@ -17,7 +17,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-
 from ssmscope.errors import InputError
 from ssmscope.ops import Recurrence
 

@@ -10,7 +10,6 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.nn.functional import pad
-
 from ssmscope import ops
 from ssmscope.core.edits import Edit, Place, Site, digest
 from ssmscope.core.linearized import check_level

@@ -28,7 +28,6 @@ from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
-
 from ssmscope.core.affine import is_linear
 from ssmscope.core.attention_layers import attention_changed, attention_modules, attention_numbers
 from ssmscope.core.blocks import block_part, declared_parts

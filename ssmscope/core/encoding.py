@@ -14,7 +14,6 @@ import torch
 from einops import rearrange
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
-
 from ssmscope.core.chat import chat_ids, is_chat
 from ssmscope.core.interface import Runs
 from ssmscope.core.tokenizing import Spelled, names_of, token_texts, tokenize, word_numbers

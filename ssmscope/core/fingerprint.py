@@ -12,7 +12,6 @@ import torch
 import xxhash
 from torch import Tensor, nn
 from torch.nn.functional import pad
-
 from ssmscope.errors import InputError
 
 MAX_WORDS_PER_STEP = 2**17

@@ -20,7 +20,6 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional
-
 from ssmscope.core import affine
 from ssmscope.core.linearized import LinearizedLayer, as_diagonal, vanishes
 from ssmscope.core.paths import InputMap, OutputMap, Path

@@ -18,7 +18,6 @@ import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
-
 from ssmscope.core.attention_layers import reads_positions
 from ssmscope.core.batching import by_length, tokens_at_once
 from ssmscope.core.edits import Edit

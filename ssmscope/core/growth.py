@@ -7,7 +7,6 @@ from typing import NamedTuple
 import torch
 from jaxtyping import Float
 from torch import Tensor
-
 from ssmscope import ops
 
 

@@ -7,7 +7,6 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-
 from ssmscope.core.affine import is_plain
 from ssmscope.core.encoding import last_positions
 from ssmscope.core.intercept import observe, override_forward, twin

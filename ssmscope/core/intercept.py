@@ -20,7 +20,6 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import nn
-
 from ssmscope.errors import InputError
 
 Handler = Callable[..., Any]

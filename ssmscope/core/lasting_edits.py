@@ -17,7 +17,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-
 from ssmscope.core.edits import Edit, Site, digest, new_state
 from ssmscope.core.ends import Written
 from ssmscope.core.trace import LayerState, LayerTrace

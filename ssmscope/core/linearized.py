@@ -23,7 +23,6 @@ from einops import rearrange
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.functional import silu
-
 from ssmscope import ops
 from ssmscope.core.affine import is_plain
 from ssmscope.core.intercept import evaluating

@@ -15,7 +15,6 @@ from weakref import WeakSet
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.parametrize import type_before_parametrizations
-
 from ssmscope import ops
 from ssmscope.core.affine import agree, changed_parts, described, innermost, same_outcome
 from ssmscope.core.intercept import Handler, check_plain, is_kept, is_own, observe, override_forward

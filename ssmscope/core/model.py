@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor, nn
-
 from ssmscope import outline
 from ssmscope.core.attention_layers import IMPLEMENTATIONS, attending, check_readable, keeps_caches, runs_in_two_pieces
 from ssmscope.core.edits import Edit, edited, edits_of

@@ -6,13 +6,14 @@ The library's own code runs them: it asks a cache for the last ids and the convo
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-
+from ssmscope.core.mixers import arguments
 from ssmscope.core.trace import LayerState, alone, last_inputs
 
 CONVOLUTION = 1
@@ -43,11 +44,11 @@ def looked_up(
 ) -> tuple[Any, LayerState]:
     """Return the output of n-gram embeddings after `state` or nothing, and their state after each row's last real
     position by `mask` (batch, length), all by default."""
-    names = ("hidden_states", "input_ids", "cache", "conv_mask")
+    names = [*arguments(part)]
     named = dict(zip(names, args)) | kwargs
     assert state is None or isinstance(state, NGramState)
     cache = _Cache(state)
-    output = below(**{**named, "cache": cache})
+    output = below(**{**named, names[2]: cache})
     ids, before = named["input_ids"].unsqueeze(-1), part.ple_embedding.context_len
     earlier = torch.full_like(ids[:, :1], part.ple_embedding.eos_token_id).expand(-1, before, -1)
     earlier = earlier if state is None else state.ids.unsqueeze(-1)
@@ -61,6 +62,10 @@ class _Cache:
 
     def __init__(self, before: NGramState | None) -> None:
         self.before = before
+        # Before 5.22 transformers asks for these instead of `get_conv_state`.
+        self.layers: Any = defaultdict(lambda: self)
+        self.conv_states: Any = defaultdict(lambda: self.get_conv_state(0, 0))
+        self.has_previous_state = lambda layer, state_idx: before is not None
 
     def get_conv_state(self, layer: int, state_idx: int) -> Tensor | None:
         return None if self.before is None else self.before.ids

@@ -12,7 +12,6 @@ import torch
 from einops import rearrange
 from jaxtyping import Float
 from torch import Tensor
-
 from ssmscope import ops
 from ssmscope.core.affine import Channels, convolved
 from ssmscope.ops import Recurrence

@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-
 from ssmscope.core.intercept import Handler, active_override, override_forward
 from ssmscope.core.mixers import mixers
 from ssmscope.ops.recurrence import checkpointed

@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor, nn
-
 from ssmscope.core.attention_layers import attention_modules
 from ssmscope.core.edits import edits_of
 from ssmscope.core.intercept import active_override, forward_without_transfer, is_changed, is_observed

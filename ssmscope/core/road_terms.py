@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-
 from ssmscope.core.mixers import Edits, adapter_for, computed_by, mixers, terms_of
 from ssmscope.core.model import Model
 from ssmscope.core.trace import LayerTrace

@@ -22,7 +22,6 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-
 from ssmscope.core.attention_layers import attention_modules
 from ssmscope.core.edits import Edit, Site, block_parts, blocks_of, edited
 from ssmscope.core.encoding import Batch

@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-
 from ssmscope import ops
 from ssmscope.core.batching import by_length, tokens_at_once
 from ssmscope.core.edits import edited, edits_of, recompute_terms

@@ -17,7 +17,6 @@ import torch
 from jaxtyping import Int
 from torch import Tensor, nn
 from torch.fx import GraphModule
-
 from ssmscope.core.affine import agree
 from ssmscope.core.attention_layers import attending
 from ssmscope.core.edits import Edit, edited

@@ -11,7 +11,6 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.nn.functional import pad
-
 from ssmscope import ops
 from ssmscope.core.linearized import LinearizedLayer
 from ssmscope.core.tokenizing import Spelled

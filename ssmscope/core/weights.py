@@ -10,7 +10,6 @@ from typing import Any, TypeVar
 
 from torch import Tensor, nn
 from torch.nn.functional import linear
-
 from ssmscope.core.intercept import is_own, override_forward
 
 R = TypeVar("R")

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-
 from ssmscope.core.batching import MAX_STORY_WORDS, refuse_held
 from ssmscope.core.text_files import parse_json
 from ssmscope.core.tokenizing import tokenize

@@ -8,7 +8,6 @@ from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
-
 from ssmscope.data.language import load_lines
 from ssmscope.data.stories import NAMES
 from ssmscope.data.text import LINE_SOURCES

@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 
 from huggingface_hub import HfApi, try_to_load_from_cache
 from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
-
 from ssmscope.data.columns import renamed
 from ssmscope.data.rows import SUFFIXES, Row, first_line, numbered
 from ssmscope.errors import InputError

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-
 from ssmscope.core.batching import MAX_TOKENS_PER_ROW, refuse_above
 from ssmscope.core.text_files import read_text
 from ssmscope.core.tokenizing import tokenize

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-
 from ssmscope.data.hub import is_hub_id
 from ssmscope.data.rows import Row, check_split, checked_class_id, checked_path, first_line
 from ssmscope.data.text import SOURCES, Source, TextData, known_rows, load_text

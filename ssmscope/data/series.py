@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-
 from ssmscope.core.text_files import parse_json
 from ssmscope.data.columns import renamed
 from ssmscope.data.pixels import PixelData

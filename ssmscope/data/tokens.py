@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from typing import Any, TypeVar
 
 import numpy as np
-
 from ssmscope.errors import InputError, check_whole
 
 D = TypeVar("D", bound="ArrayData")

@@ -13,7 +13,6 @@ import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
-
 from ssmscope import __version__
 from ssmscope.api.sharding.parts import Columns, over
 from ssmscope.api.store import Store, errors_told

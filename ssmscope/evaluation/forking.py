@@ -8,7 +8,6 @@ from itertools import takewhile
 
 import numpy as np
 from jaxtyping import Int
-
 from ssmscope.core.model import Model
 from ssmscope.core.text_files import SURROGATE
 from ssmscope.core.tokenizing import tokenize

@@ -9,7 +9,6 @@ import numpy as np
 import torch
 from jaxtyping import Int
 from torch import Tensor
-
 from ssmscope.core.attention_layers import AttentionState
 from ssmscope.core.batching import by_length, tokens_at_once
 from ssmscope.core.encoding import Batch

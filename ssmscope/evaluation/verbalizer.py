@@ -12,7 +12,6 @@ import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
-
 from ssmscope.data.prompts import CONTENT
 from ssmscope.errors import InputError, nearest
 from ssmscope.evaluation.forking import token_rows

@@ -9,7 +9,6 @@ import numpy as np
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
-
 from ssmscope.core.affine import embedding_table
 from ssmscope.core.encoding import Batch
 from ssmscope.core.model import Model

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-
 from ssmscope.core.batching import by_length
 from ssmscope.core.encoding import Batch
 from ssmscope.core.generation import Generation, GivenEdit

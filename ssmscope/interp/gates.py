@@ -9,7 +9,6 @@ from ssmscope import ops
 
 if TYPE_CHECKING:
     from torch import Tensor
-
     from ssmscope.core.encoding import Batch
     from ssmscope.core.model import Model
     from ssmscope.core.trace import LayerTrace

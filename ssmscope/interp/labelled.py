@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 from jaxtyping import Bool, Int
-
 from ssmscope.api.options import note
 from ssmscope.core.encoding import Batch
 from ssmscope.core.model import Model

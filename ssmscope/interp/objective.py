@@ -15,7 +15,6 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
-
 from ssmscope.core import batching
 from ssmscope.core.batching import by_length, tokens_at_once
 from ssmscope.core.encoding import Batch

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import pandas as pd
-
 from ssmscope.api.results import TABLE_ROWS, Result
 from ssmscope.core.ties import descending
 from ssmscope.errors import InputError
@@ -22,7 +21,6 @@ from ssmscope.render.tokens import name_scores, short_token, spell_tokens
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
     from ssmscope.render.figure import Frame
 
 DIFFERENCE = "difference"

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from torch import Tensor
-
 from ssmscope.core.batching import by_length, tokens_at_once
 from ssmscope.core.bootstrap import estimates, ratio, resampled_means
 from ssmscope.core.encoding import Batch

@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-
 from ssmscope.api.options import note
 from ssmscope.core.attention_layers import attention_numbers
 from ssmscope.core.edits import Edit, blocks_of, edited, in_words

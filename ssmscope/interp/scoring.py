@@ -10,7 +10,6 @@ import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
-
 from ssmscope.core.batching import by_length
 from ssmscope.core.bootstrap import estimates, resampled_means, shares
 from ssmscope.core.encoding import Batch

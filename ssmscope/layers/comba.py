@@ -16,7 +16,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-
 from ssmscope.core.trace import LayerState, LayerTrace
 from ssmscope.layers import delta, parts
 from ssmscope.layers.gated_delta import unit

@@ -22,7 +22,6 @@ import torch
 from einops import rearrange
 from torch import Tensor, nn
 from torch.nn.functional import normalize, silu, softplus
-
 from ssmscope.core.forms import Form
 from ssmscope.core.growth import GrowthLimit, gates_at_most_one
 from ssmscope.core.trace import LayerState, LayerTrace

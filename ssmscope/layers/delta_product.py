@@ -19,7 +19,6 @@ import torch
 from einops import rearrange
 from torch import Tensor, nn
 from torch.nn.functional import silu
-
 from ssmscope.core.linearized import LinearizedLayer, OutputMap, Path
 from ssmscope.core.trace import LayerState, LayerTrace
 from ssmscope.errors import InputError

@@ -11,7 +11,6 @@ from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
-
 from ssmscope.core.blocks import of_hybrids
 from ssmscope.core.forms import norm_of
 from ssmscope.core.trace import LayerState, LayerTrace

@@ -7,7 +7,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import gelu, linear, silu
-
 from ssmscope.layers.parts import at_least_float32
 
 

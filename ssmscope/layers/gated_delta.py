@@ -25,7 +25,6 @@ from einops import rearrange
 from torch import Tensor, nn
 from torch.nn.functional import silu, softplus
 from transformers.activations import ACT2FN
-
 from ssmscope.core.affine import innermost
 from ssmscope.core.blocks import CONSTANT, EXPERTS, LATENT, UNREAD, of_hybrids
 from ssmscope.core.forms import Form

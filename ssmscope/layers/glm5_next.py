@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from transformers.modeling_outputs import MoeCausalLMOutputWithPast
 from transformers.models.glm5_next.configuration_glm5_next import Glm5NextTextConfig
 from transformers.models.glm5_next.modeling_glm5_next import Glm5NextPreTrainedModel, Glm5NextTextModel
-
 from ssmscope.core.blocks import LATENT, UNREAD, of_hybrids
 from ssmscope.layers.gated_delta import FORM, compute_terms
 
@@ -45,4 +44,5 @@ class Glm5NextForCausalLM(Glm5NextPreTrainedModel, transformers.GenerationMixin)
         return MoeCausalLMOutputWithPast(loss=loss, logits=logits, **kept)
 
 
-transformers.AutoModelForCausalLM.register(Glm5NextTextConfig, Glm5NextForCausalLM, exist_ok=True)
+# From 5.14 to 5.18 `register` ignores configurations of transformers' own.
+transformers.MODEL_FOR_CAUSAL_LM_MAPPING._extra_content[Glm5NextTextConfig] = Glm5NextForCausalLM

@@ -28,7 +28,6 @@ import torch
 from einops import rearrange
 from torch import Tensor, nn
 from torch.nn.functional import logsigmoid, silu
-
 from ssmscope import ops
 from ssmscope.core.blocks import CONSTANT
 from ssmscope.core.forms import Form

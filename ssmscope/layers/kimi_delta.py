@@ -16,7 +16,6 @@ import torch
 from einops import rearrange
 from torch import Tensor, nn
 from torch.nn.functional import softplus
-
 from ssmscope.core.trace import LayerState, LayerTrace
 from ssmscope.layers import delta, parts
 from ssmscope.layers.gated_delta import unit

@@ -15,7 +15,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-
 from ssmscope.core.blocks import ATTENTION, GATED, of_hybrids
 from ssmscope.core.forms import Form
 from ssmscope.core.trace import LayerState, LayerTrace

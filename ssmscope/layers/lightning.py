@@ -20,7 +20,6 @@ from typing import Any
 import torch
 from einops import rearrange
 from torch import Tensor, nn
-
 from ssmscope.core.forms import Form, Norm
 from ssmscope.core.trace import LayerState, LayerTrace
 from ssmscope.errors import InputError

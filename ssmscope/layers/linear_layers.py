@@ -11,7 +11,6 @@ from einops import rearrange
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.functional import logsigmoid
-
 from ssmscope.layers.parts import ReadMixer, at_least_float32
 
 

@@ -16,7 +16,6 @@ from einops import einsum, rearrange
 from torch import Tensor
 from torch.nn.functional import rms_norm, softplus
 from transformers.models.falcon_mamba.modeling_falcon_mamba import FalconMambaMixer
-
 from ssmscope.core.blocks import EXPERTS, of_hybrids
 from ssmscope.core.forms import Form
 from ssmscope.core.trace import LayerState, LayerTrace

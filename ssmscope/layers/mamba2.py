@@ -5,7 +5,7 @@ gated root-mean-square norm before the output projection.
 
 Bamba (Glorioso et al. 2024; IBM 2024), GraniteMoeHybrid (IBM 2025, Granite 4.0), Nemotron-H (NVIDIA 2025) and Zamba2
 (Zyphra, Glorioso et al. 2024) have the same mixers between layers of softmax attention, feed-forward parts and experts,
-which the model itself runs. Release 5 of transformers norms Bamba's and Granite's by groups of channels, release 4 over
+which the model itself runs. From 5.23 on transformers norms Bamba's and Granite's by groups of channels, before over
 all of them; whatever Zamba2's `time_step_limit` says, its steps have a lower bound alone. The slow path of transformers
 4.57 sums the states of a Zamba2's chunks over the wrong index, so texts longer than `chunk_size` get other logits there
 than on a GPU, or than release 5 and we give them.
@@ -20,7 +20,6 @@ from typing import Any
 from einops import rearrange
 from torch import Tensor
 from torch.nn.functional import softplus
-
 from ssmscope.core.blocks import AS_IS, ATTENTION, FEED_FORWARD, GATED, of_hybrids
 from ssmscope.core.forms import Form
 from ssmscope.core.trace import LayerState, LayerTrace

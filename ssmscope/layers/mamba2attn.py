@@ -17,7 +17,6 @@ from torch import Tensor, nn
 from torch.nn.functional import silu
 from transformers import GenerationMixin, Mamba2Config, PretrainedConfig
 from transformers.models.mamba2.modeling_mamba2 import Mamba2Mixer, Mamba2PreTrainedModel
-
 from ssmscope.errors import InputError
 from ssmscope.layers.feed_forward import FeedForward
 from ssmscope.layers.parts import as_mask, at_least_float32

@@ -26,7 +26,6 @@ import torch
 from einops import rearrange
 from torch import Tensor, nn
 from torch.nn.functional import softplus
-
 from ssmscope.core.forms import Form, Norm
 from ssmscope.core.linearized import LinearizedLayer, Path
 from ssmscope.core.trace import LayerState, LayerTrace, last_inputs

@@ -28,7 +28,6 @@ from einops import rearrange
 from torch import Tensor, nn
 from torch.nn.functional import gelu, pad, softplus
 from transformers import PretrainedConfig, PreTrainedModel
-
 from ssmscope.core.affine import depthwise
 from ssmscope.core.blocks import BlockPart
 from ssmscope.core.linearized import InputMap, LinearizedLayer, OutputMap, Path, as_diagonal

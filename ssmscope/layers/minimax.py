@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from einops import rearrange
 from torch import Tensor
-
 from ssmscope.core.blocks import CONSTANT, GATED, of_hybrids
 from ssmscope.core.forms import Form
 from ssmscope.core.trace import LayerState, LayerTrace

@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from transformers import MiniMaxConfig, MiniMaxForCausalLM, MiniMaxModel
-
 from ssmscope.errors import InputError
 from ssmscope.layers.parts import at_least_float32
 from ssmscope.networks.generation import ContinuesFromStates

@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import logsigmoid, silu, softplus
-
 from ssmscope.core.adapted import Adapted, Terms
 from ssmscope.core.forms import Form, Norm, projection
 from ssmscope.core.mixers import is_readable, read_as

@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-
 from ssmscope.core.adapted import Adapted, Terms
 from ssmscope.core.mixers import adapter_for
 from ssmscope.ops import Recurrence, Scan

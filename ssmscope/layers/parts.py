@@ -11,7 +11,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.nn.functional import silu
 from transformers.activations import ACT2FN
-
+from transformers.models.mamba.modeling_mamba import MambaMixer
 from ssmscope.core.affine import agrees_with_weight, convolved, depthwise
 from ssmscope.core.forms import Norm, named
 from ssmscope.core.forms import at_least_float32 as at_least_float32
@@ -24,7 +24,7 @@ from ssmscope.core.weights import as_constant, prepared
 from ssmscope.errors import InputError
 from ssmscope.ops.compiling import compilable
 
-BY_WEIGHT = int(transformers.__version__.split(".")[0]) >= 5
+BY_WEIGHT = not hasattr(MambaMixer, "slow_forward")
 """True if transformers' mixers multiply by the weights of `conv1d` and `dt_proj` instead of calling them."""
 
 Activation = Callable[[Tensor], Tensor]

@@ -15,7 +15,6 @@ import torch
 from einops import rearrange
 from torch import Tensor, nn
 from torch.nn.functional import silu, softplus
-
 from ssmscope.core.forms import Form
 from ssmscope.core.trace import LayerState, LayerTrace
 from ssmscope.core.weights import prepared

@@ -14,8 +14,7 @@ import torch
 from einops import einsum, rearrange
 from torch import Tensor
 from torch.nn.functional import softplus
-from transformers.models.recurrent_gemma.modeling_recurrent_gemma import SqrtBoundDerivative
-
+from transformers.models.recurrent_gemma import modeling_recurrent_gemma as library
 from ssmscope.core.affine import depthwise
 from ssmscope.core.blocks import ATTENTION, GATED, of_hybrids
 from ssmscope.core.forms import Form, named
@@ -33,7 +32,7 @@ def compute_terms(mixer: Any, u: Tensor, mask: Tensor | None = None, state: Laye
     convolved, around = parts.convolve(mixer, conv_input, kernel, mask, state)
     x = parts.at_least_float32(convolved)
     log_a = -8.0 * _gate(mixer, x, "recurrent_gate") * softplus(parts.at_least_float32(mixer.rg_lru.recurrent_param))
-    root = SqrtBoundDerivative.apply(1 - torch.exp(2 * log_a))  # The library's own is not expm1 either.
+    root = library.SqrtBoundDerivative.apply(1 - torch.exp(2 * log_a))  # The library's own is not expm1 either.
     if state is None:
         real = torch.ones(u.shape[:2], dtype=torch.bool, device=u.device) if mask is None else mask
         root = torch.where((real & (real.cumsum(1) == 1)).unsqueeze(-1), 1.0, root)
@@ -58,4 +57,4 @@ FORM = Form(values="linear_x", convolution="conv_1d", gate="linear_y", gate_acti
 
 def returned(output: Tensor) -> Tensor | tuple[Tensor, None]:
     """Return the output in the form of the mixer's own forward pass."""
-    return (output, None) if parts.BY_WEIGHT else output
+    return (output, None) if hasattr(library, "RecurrentGemmaAttention") else output

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from torch.nn.functional import rms_norm
 from transformers import PretrainedConfig
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
-
 from ssmscope.core.affine import depthwise
 from ssmscope.core.trace import last_inputs
 from ssmscope.layers.linear_layers import turned

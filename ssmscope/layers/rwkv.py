@@ -37,7 +37,6 @@ from torch import Tensor, nn
 from torch.nn.functional import logsigmoid
 from torch.nn.utils.parametrize import is_parametrized
 from transformers.models.rwkv.modeling_rwkv import RwkvBlock, RwkvForCausalLM, RwkvModel, RwkvOutput
-
 from ssmscope.core.affine import agrees_with_weight, norm_terms
 from ssmscope.core.growth import GrowthLimit, gates_at_most_one
 from ssmscope.core.intercept import observe, override_forward

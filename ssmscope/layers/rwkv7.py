@@ -28,7 +28,6 @@ import torch
 from einops import rearrange
 from torch import Tensor, nn
 from torch.nn.functional import group_norm, normalize
-
 from ssmscope.core.forms import norm_of
 from ssmscope.core.linearized import InputMap, LinearizedLayer, OutputMap, Path
 from ssmscope.core.mixers import conv_tap_mask, edit_conv_input

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import softplus
 from transformers import PretrainedConfig, PreTrainedModel
-
 from ssmscope.core.affine import depthwise
+from ssmscope.core.blocks import Added
 from ssmscope.core.forms import Form
 from ssmscope.core.linearized import LinearizedLayer, OutputMap, Path, as_diagonal
 from ssmscope.core.trace import LayerState, LayerTrace
@@ -193,7 +193,7 @@ class VimModel(BlocksInTurn, PreTrainedModel):
 
     def blocks(self, config: Any) -> list[nn.Module]:
         count, width = config.positions, config.hidden_size
-        self.position = nn.Parameter(torch.zeros(1, count, width)) if count else None
+        self.position, self.added = nn.Parameter(torch.zeros(1, count, width)) if count else None, Added()
         return super().blocks(config)
 
     def _init_weights(self, module: nn.Module) -> None:
@@ -213,7 +213,7 @@ class VimModel(BlocksInTurn, PreTrainedModel):
             raise InputError(
                 f"{x.shape[1]} tokens were given; the model reads {self.config.positions}, the class token among them"
             )
-        return x + self.position
+        return x + self.added(self.position)
 
 
 AUTO = (VimModel,)

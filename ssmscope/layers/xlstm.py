@@ -27,7 +27,6 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.functional import logsigmoid, pad
 from transformers.models.xlstm.modeling_xlstm import xLSTMModel, xLSTMMultiHeadLayerNorm, xLSTMOutput
-
 from ssmscope import ops
 from ssmscope.core.affine import norm_terms
 from ssmscope.core.blocks import GATED

@@ -6,7 +6,6 @@ from __future__ import annotations
 from types import ModuleType
 
 import transformers
-
 from ssmscope.core.known_models import LAYERS, MODELS
 from ssmscope.errors import kernels_explained
 

@@ -14,7 +14,6 @@ from types import ModuleType
 from typing import Any
 
 from torch import nn
-
 from ssmscope.core.model import Model
 from ssmscope.errors import InputError, did_you_mean
 

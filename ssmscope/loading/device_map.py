@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 from torch import nn
-
 from ssmscope.core.mixers import mixers
 from ssmscope.errors import InputError, did_you_mean
 

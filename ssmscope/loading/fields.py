@@ -20,7 +20,6 @@ from typing import Any
 
 import transformers
 from huggingface_hub.errors import StrictDataclassError
-
 from ssmscope.core.known_models import DTYPES, of_transformers, readable_types
 from ssmscope.errors import InputError, did_you_mean
 from ssmscope.loading import register_added
@@ -40,6 +39,7 @@ KNOWN_WORDS = frozenset({
     # kinds of layers
     "attention", "chunked_attention", "conv", "dense", "full", "full_attention", "hybrid", "indexed_attention",
     "linear_attention", "mamba", "mlp", "moe", "recurrent", "shared", "sliding_attention", "sparse",
+    "deepseek_sparse_attention", "qwen_sparse_attention",
     # positions
     "absolute", "default", "dynamic", "linear", "llama3", "longrope", "mrope", "nope", "proportional", "rope", "yarn",
     # caches of generation

@@ -23,7 +23,6 @@ import torch
 from einops import rearrange
 from torch import Tensor
 from transformers import PreTrainedModel
-
 from ssmscope.core.affine import agree
 from ssmscope.core.intercept import evaluating
 from ssmscope.errors import InputError

@@ -12,7 +12,6 @@ from einops import rearrange
 from torch import Tensor, nn
 from transformers import PretrainedConfig
 from transformers.modeling_outputs import SequenceClassifierOutput
-
 from ssmscope.core.adapted import Adapted
 from ssmscope.core.heads import LogitsKind
 from ssmscope.core.intercept import active_override, evaluating, observe, override_forward

@@ -14,7 +14,6 @@ from typing import Any
 
 from torch import Tensor
 from transformers import PreTrainedModel
-
 from ssmscope.layers.lightning import LightningConfig, LightningForCausalLM
 from ssmscope.layers.parts import at_least_float32
 from ssmscope.layers.plamo2 import Plamo2Config, Plamo2ForCausalLM

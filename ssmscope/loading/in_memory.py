@@ -14,7 +14,6 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.modeling_outputs import ModelOutput, SequenceClassifierOutput
-
 from ssmscope.core.heads import LogitsKind, given_by, is_sequence_classifier
 from ssmscope.core.intercept import active_override, evaluating, observe, override_forward
 from ssmscope.core.mixers import arguments, is_bidirectional, mixers

@@ -13,7 +13,6 @@ import torch
 from einops import rearrange
 from torch import Tensor
 from transformers import PreTrainedModel
-
 from ssmscope.core.registry import Registry
 from ssmscope.errors import InputError
 from ssmscope.layers.mambavision import COLOR_DEVIATIONS, COLOR_MEANS

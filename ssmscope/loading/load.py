@@ -15,7 +15,6 @@ from huggingface_hub import snapshot_download, try_to_load_from_cache
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 from torch import nn
 from transformers import PreTrainedModel
-
 from ssmscope.core.intercept import out_of_inference
 from ssmscope.core.known_models import DTYPES, data_set_of, demos, training_data
 from ssmscope.core.model import Model

@@ -12,7 +12,6 @@ import transformers
 from torch import nn
 from transformers import Mamba2Config, Mamba2ForCausalLM, MambaConfig, MambaForCausalLM, PreTrainedModel
 from transformers.models.mamba2.modeling_mamba2 import MambaRMSNormGated
-
 from ssmscope.errors import InputError
 from ssmscope.layers.mamba2attn import Mamba2AttnConfig, Mamba2AttnForCausalLM
 from ssmscope.layers.mamba3 import Mamba3Config, Mamba3ForCausalLM

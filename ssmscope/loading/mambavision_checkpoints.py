@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-
 from ssmscope.errors import InputError
 from ssmscope.layers.mambavision import PATCH, MambaVisionConfig
 from ssmscope.loading.fields import refused

@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from torch import Tensor
 from transformers.models.minimax import modeling_minimax
-
 from ssmscope.errors import InputError
 from ssmscope.layers.lightning import slopes
 from ssmscope.layers.minimax_m1 import MiniMaxM1Config, MiniMaxM1ForCausalLM

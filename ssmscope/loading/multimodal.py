@@ -7,7 +7,6 @@ from typing import Any
 import torch
 from torch import nn
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, PreTrainedModel
-
 from ssmscope.core.heads import is_sequence_classifier
 from ssmscope.core.intercept import evaluating
 from ssmscope.core.mixers import mixers

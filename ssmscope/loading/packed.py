@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 import torch
 from safetensors import safe_open
 from torch import Tensor
-
 from ssmscope.errors import InputError
 from ssmscope.loading import packed_layers, stored
 from ssmscope.loading.packed_layers import OF_INPUT, STATES, Misfit, Options, Parts

@@ -20,7 +20,6 @@ import torch
 import transformers
 from huggingface_hub import snapshot_download
 from torch import Tensor, nn
-
 from ssmscope.core.attention_layers import check_readable
 from ssmscope.core.known_models import import_family
 from ssmscope.errors import InputError

@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-
 from ssmscope.errors import InputError
 from ssmscope.loading.packed_layers import Misfit, weight_of_4_bits, weight_of_8_bits
 

@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-
 from ssmscope.core.adapted import Adapted, check_adapted
 from ssmscope.core.intercept import evaluating, observe
 from ssmscope.core.mixers import adapter_for, arguments, mixers, positions, read_as

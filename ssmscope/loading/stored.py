@@ -23,7 +23,6 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn.modules import module as hooks
-
 from ssmscope.errors import UNPICKLABLE, InputError
 from ssmscope.loading.fields import read_object
 

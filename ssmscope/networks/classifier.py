@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy, mse_loss
 from transformers import CONFIG_MAPPING, AutoModel, PretrainedConfig, PreTrainedModel
 from transformers.modeling_outputs import SequenceClassifierOutput
-
 from ssmscope.core.affine import applied
 from ssmscope.core.encoding import last_positions
 from ssmscope.core.heads import LogitsKind, given_by

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
 from functools import partial
+from inspect import signature
 from typing import Any
 
 import torch
-import transformers
 from einops import rearrange
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
-from transformers import Mamba2ForCausalLM, PretrainedConfig, PreTrainedModel
+from transformers import GenerationMixin, Mamba2ForCausalLM, PretrainedConfig, PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutput, CausalLMOutput
-
 from ssmscope.core.attention_layers import attending
 from ssmscope.core.mixers import collect_states, fast_scan, mixers
 from ssmscope.core.trace import LayerState, States, gathered
@@ -22,12 +20,7 @@ from ssmscope.core.trace import LayerState, States, gathered
 MAMBA2_TIED = Mamba2ForCausalLM._tied_weights_keys or ["lm_head.weight"]
 """Tied weights, which transformers 4 leaves empty for Mamba-2, and then cannot save a model with tied embeddings."""
 
-
-CACHE = next(
-    name
-    for name in ("cache", "past_key_values")
-    if name in inspect.signature(transformers.GenerationMixin.prepare_inputs_for_generation).parameters
-)
+CACHE = "cache" if "cache" in signature(GenerationMixin.prepare_inputs_for_generation).parameters else "past_key_values"
 """Name under which transformers' `generate` keeps a cache: `cache` from 5.24 on."""
 
 
@@ -81,9 +74,11 @@ class ContinuesFromStates:
         output[CACHE] = left
         return output
 
+    # To 5.23 `generate` cannot ask a cache of its own for its length where no layer is attention.
+    _supports_default_dynamic_cache = classmethod(lambda cls: False)
+
     def prepare_inputs_for_generation(self, input_ids, attention_mask=None, inputs_embeds=None, **kwargs):
         known = kwargs.get(CACHE)
-        known = known if isinstance(known, StateCache) else None  # Older releases make one of their own first.
         start = 0 if known is None else known.length
         mask = None if attention_mask is None else attention_mask[:, start:]
         if inputs_embeds is not None and not start:

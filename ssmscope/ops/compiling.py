@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
-
 from ssmscope.errors import InputError
 
 F = TypeVar("F", bound=Callable[..., Any])

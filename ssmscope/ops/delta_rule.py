@@ -22,7 +22,6 @@ from einops import rearrange
 from jaxtyping import Float
 from torch import Tensor
 from torch.nn.functional import pad
-
 from ssmscope import backends
 from ssmscope.backends.shapes import Decays, Inputs, Keys, Memory, PerHead, Removed
 from ssmscope.ops import wide

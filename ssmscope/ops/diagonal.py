@@ -15,7 +15,6 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn.functional import pad
-
 from ssmscope import backends
 from ssmscope.backends.shapes import ChannelMemory, Channels, Inputs, Memory
 from ssmscope.ops.recurrence import Recurrence, by_head, checkpointed, smallest_exponent

@@ -10,7 +10,6 @@ from einops import rearrange
 from jaxtyping import Float
 from torch import Tensor
 from torch.nn.functional import pad
-
 from ssmscope.ops import delta_rule, matrices, pooled
 from ssmscope.ops.recurrence import DeltaRecurrence, Recurrence, check_one_way, map_in_order, smallest_exponent
 from ssmscope.ops.scans import scan_reference

@@ -9,7 +9,6 @@ from einops import rearrange
 from jaxtyping import Float
 from torch import Tensor
 from torch.nn.functional import pad
-
 from ssmscope.ops import delta_rule, triangle
 from ssmscope.ops.recurrence import DeltaRecurrence, Recurrence, checkpointed
 from ssmscope.ops.terms import GateAndTaps, decays, diagonals, mean_over_heads, needs_gradients, shares_scores, skips

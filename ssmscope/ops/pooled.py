@@ -15,7 +15,6 @@ import torch
 from einops import rearrange
 from jaxtyping import Float, Int
 from torch import Tensor
-
 from ssmscope.errors import InputError
 from ssmscope.ops import delta_rule, triangle
 from ssmscope.ops.matrices import whole

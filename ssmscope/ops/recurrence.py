@@ -10,7 +10,6 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
-
 from ssmscope.errors import InputError
 from ssmscope.outline import Outlined
 

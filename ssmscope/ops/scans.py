@@ -9,7 +9,6 @@ import torch
 from einops import einsum
 from jaxtyping import Float
 from torch import Tensor
-
 from ssmscope.backends.shapes import Inputs, Memory
 from ssmscope.ops import delta_rule, diagonal, ssd, wide
 from ssmscope.ops.recurrence import DeltaRecurrence, Recurrence, by_head, scan_in_order

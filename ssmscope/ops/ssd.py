@@ -7,7 +7,6 @@ from einops import rearrange
 from jaxtyping import Float
 from torch import Tensor
 from torch.nn.functional import pad
-
 from ssmscope import backends
 from ssmscope.backends.shapes import Inputs, Keys, Memory, PerHead
 from ssmscope.ops.recurrence import smallest_exponent

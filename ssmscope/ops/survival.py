@@ -20,7 +20,6 @@ from einops import einsum
 from jaxtyping import Float
 from torch import Tensor
 from torch.nn.functional import pad
-
 from ssmscope import backends
 from ssmscope.backends.shapes import PerHead
 from ssmscope.errors import InputError

@@ -7,7 +7,6 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-
 from ssmscope.ops.recurrence import DeltaRecurrence, Recurrence, smallest_exponent
 from ssmscope.outline import outlined
 

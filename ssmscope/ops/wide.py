@@ -12,7 +12,6 @@ import torch
 from einops import rearrange
 from torch import Tensor
 from torch.nn.functional import pad
-
 from ssmscope.backends.shapes import HeadKeys, Inputs, Keys, Memory
 from ssmscope.ops.compiling import compilable
 from ssmscope.ops.recurrence import smallest_exponent

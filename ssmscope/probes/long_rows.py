@@ -13,7 +13,6 @@ import numpy as np
 import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
-
 from ssmscope.core import heads
 from ssmscope.core.batching import by_length
 from ssmscope.core.heads import hidden_vectors

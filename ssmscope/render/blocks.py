@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
-
 from ssmscope.outline import Outlined
 from ssmscope.render.colours import SHADES, STEPS
 from ssmscope.render.numbers import format_range, number

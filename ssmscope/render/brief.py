@@ -8,7 +8,6 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from rich.text import Text
-
 from ssmscope.core.bootstrap import Estimate
 from ssmscope.render import terminal, token_rows
 from ssmscope.render.blocks import Block, Custom, Picture, Prose, TokenRows

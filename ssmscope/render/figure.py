@@ -21,7 +21,6 @@ from matplotlib.figure import Figure, SubFigure
 from matplotlib.lines import Line2D
 from matplotlib.scale import LogScale
 from matplotlib.ticker import FuncFormatter, LogFormatter, LogLocator, MaxNLocator
-
 from ssmscope.core.bootstrap import INTERVALS, Estimate
 from ssmscope.errors import InputError
 from ssmscope.render.colours import ink, ramp

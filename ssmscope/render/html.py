@@ -9,7 +9,6 @@ from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
-
 from ssmscope.render import token_rows
 from ssmscope.render.blocks import Block, Custom, Picture, Prose, TokenRows
 from ssmscope.render.colours import template_text

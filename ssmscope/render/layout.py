@@ -12,7 +12,6 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.text import Text
 from matplotlib.ticker import LogLocator, MaxNLocator
 from matplotlib.transforms import BboxBase
-
 from ssmscope.errors import InputError
 
 MIN_LETTERS, MAX_PASSES = 8, 5

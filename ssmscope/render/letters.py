@@ -6,7 +6,6 @@ import unicodedata
 from functools import lru_cache
 
 from matplotlib import font_manager
-
 from ssmscope.render.tokens import shorten, visible
 
 MAX_NAME_LETTERS = 28

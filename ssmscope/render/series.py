@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 from markupsafe import Markup
-
 from ssmscope.render.numbers import format_range
 
 if TYPE_CHECKING:

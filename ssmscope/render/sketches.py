@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 import numpy as np
 from markupsafe import Markup
-
 from ssmscope.render.blocks import TokenRow, TokenRows
 from ssmscope.render.colours import BLUES, ramp, signed_shades
 

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-
 from ssmscope.core.bootstrap import Estimate
 from ssmscope.core.ties import highest
 from ssmscope.render.numbers import brackets, number

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 from rich.table import Table as Grid
 from rich.text import Text
-
 from ssmscope.render import token_rows
 from ssmscope.render.blocks import Block, Custom, Picture, Prose, TokenRows
 from ssmscope.render.table import BEST, WORST, Cell, Table

@@ -19,7 +19,6 @@ from matplotlib.collections import PatchCollection
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure, SubFigure
 from matplotlib.patches import Rectangle
-
 from ssmscope.errors import InputError
 from ssmscope.render import figure as plot
 from ssmscope.render.blocks import OF_DIFFERENCES, TokenRow, TokenRows, TokenText

@@ -17,7 +17,6 @@ from typing import Any
 
 import numpy as np
 from markupsafe import Markup
-
 from ssmscope.render import html, token_rows
 from ssmscope.render.blocks import TokenMaps, TokenRows, TokenText
 from ssmscope.render.colours import SIGNED, SIGNED_ON_DARK, STEPS, signed_shades, template_text

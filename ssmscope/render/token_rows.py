@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 from markupsafe import Markup, escape
 from rich.text import Text
-
 from ssmscope.render.colours import CIVIDIS, STEPS, ink, ramp, shade_style, signed_shades, signed_style, template_text
 from ssmscope.render.numbers import format_probability, number
 from ssmscope.render.series import svg

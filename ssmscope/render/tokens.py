@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 import numpy as np
-
 from ssmscope.render.numbers import number
 
 REST = "⋯"

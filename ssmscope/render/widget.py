@@ -15,7 +15,6 @@ import anywidget
 import numpy as np
 import traitlets
 from markupsafe import Markup
-
 from ssmscope.errors import InputError
 from ssmscope.render import token_rows
 from ssmscope.render.blocks import Block, TokenMaps, TokenRows, TokenText

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 from rich.table import Table
 from rich.text import Text
-
 from ssmscope.render.blocks import Custom
 from ssmscope.render.colours import SHADES, shade_style
 from ssmscope.render.numbers import evenly_spaced

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 from matplotlib.patches import Rectangle
-
 from ssmscope.render import figure as plot
 from ssmscope.render.colours import BLUES, SHADES
 from ssmscope.render.letters import drawable

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from markupsafe import Markup
-
 from ssmscope.api.dimensions import dimension_of
 from ssmscope.render.tokens import shorten, visible
 from ssmscope.render.worddiff import html_diff

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from markupsafe import Markup
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-
 from ssmscope.api.scores import HIGHER, LOWER, SHARE_UNIT, Score
 from ssmscope.core.bootstrap import Estimate
 from ssmscope.render import figure as plot

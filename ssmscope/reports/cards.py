@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 
 from huggingface_hub import EvalResult, ModelCard
 from yaml import YAMLError
-
 from ssmscope.api.inputs import LANGUAGE_MODEL, PIXEL_CLASSIFIER, TEXT_CLASSIFIER
 from ssmscope.api.scores import SHARE_UNIT, Score
 from ssmscope.api.writing import write_whole

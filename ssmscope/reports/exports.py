@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-
 from ssmscope.api.writing import write_whole
 from ssmscope.render import pictures
 from ssmscope.render.figure import Frame, framed

@@ -9,7 +9,6 @@ from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-
 from ssmscope.api.analysis import LOADING_OPTIONS, Call
 from ssmscope.api.scores import Score, data_fingerprint
 from ssmscope.core.ties import descending

@@ -7,7 +7,6 @@ import os
 from pathlib import Path
 
 from huggingface_hub.errors import HFValidationError, LocalTokenNotFoundError
-
 from ssmscope.api.writing import write_whole
 from ssmscope.core.known_models import demos
 from ssmscope.data.hub import HUB_ID, NETWORK_ERRORS

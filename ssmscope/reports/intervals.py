@@ -9,7 +9,6 @@ from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Float
-
 from ssmscope.api.scores import SHARE_UNIT, Score, is_paired
 from ssmscope.core import ties
 from ssmscope.core.bootstrap import RESAMPLES, TAIL, Z_95, Estimate, estimate, ratio, resampled_sums, wilson_interval

@@ -36,7 +36,6 @@ from ssmscope.render.worddiff import html_diff
 
 if TYPE_CHECKING:
     from pandas import DataFrame
-
     from ssmscope.core.model import Model
     from ssmscope.core.trace import Trace
 

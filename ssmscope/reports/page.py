@@ -19,7 +19,6 @@ from typing import Any, NamedTuple
 import numpy as np
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
-
 from ssmscope.api.results import REPORT_ROWS, Result
 from ssmscope.render.blocks import Block, Custom, Picture, TokenMaps, TokenRows, TokenText
 from ssmscope.render.colours import SHADES, STEPS, shade_style, signed_style

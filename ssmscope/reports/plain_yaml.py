@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import yaml
-
 from ssmscope.errors import InputError
 
 MAX_CHARACTERS = 2_000_000

@@ -14,7 +14,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-
 from ssmscope.api.dimensions import Dimension, dimensions
 from ssmscope.api.scores import HIGHER, LOWER, SHARE_UNIT, Score
 from ssmscope.core.bootstrap import TAIL, Estimate

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-
 from ssmscope.api.jsonable import decode_fields, encode_fields
 from ssmscope.api.scores import SHARE_UNIT, Score
 from ssmscope.api.writing import write_whole

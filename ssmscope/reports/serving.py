@@ -19,7 +19,6 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from markupsafe import Markup
-
 from ssmscope.api.analyses import analysis_of
 from ssmscope.core.encoding import MAX_CHARACTERS_PER_TOKEN
 from ssmscope.errors import InputError

@@ -19,7 +19,6 @@ from torch.nn.functional import logsigmoid, softplus
 from transformers import PreTrainedModel
 from transformers.models.mamba.modeling_mamba import MambaMixer
 from transformers.models.mamba2.modeling_mamba2 import Mamba2Mixer
-
 from ssmscope.core.affine import offset, stored_weights
 from ssmscope.core.linearized import LinearizedLayer
 from ssmscope.core.trace import LayerState, LayerTrace

@@ -22,7 +22,6 @@ from torch.nn.functional import softplus
 from transformers import MambaConfig
 from transformers.models.mamba.modeling_mamba import MambaMixer
 from transformers.models.mamba2.modeling_mamba2 import Mamba2Mixer, Mamba2RMSNorm
-
 from ssmscope.core.forms import norm_of, opened_by
 from ssmscope.core.linearized import LinearizedLayer, OutputMap, Path
 from ssmscope.core.trace import LayerState, LayerTrace

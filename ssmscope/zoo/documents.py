@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-
 from ssmscope.core.tokenizing import tokenize
 from ssmscope.data.language import next_token_rows, token_names
 from ssmscope.data.rows import checked_column

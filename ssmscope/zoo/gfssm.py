@@ -24,7 +24,6 @@ from jaxtyping import Int
 from torch import Tensor, nn
 from transformers.models.mamba.modeling_mamba import MambaMixer
 from transformers.models.mamba2.modeling_mamba2 import Mamba2Mixer
-
 from ssmscope.core.linearized import LinearizedLayer, OutputMap, Path
 from ssmscope.core.trace import LayerState, LayerTrace, last_inputs
 from ssmscope.errors import InputError

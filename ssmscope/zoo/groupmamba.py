@@ -32,7 +32,6 @@ from einops import einsum, rearrange
 from torch import Tensor, nn
 from transformers.models.mamba.modeling_mamba import MambaBlock, MambaMixer
 from transformers.models.mamba2.modeling_mamba2 import Mamba2Block, Mamba2Mixer
-
 from ssmscope import ops
 from ssmscope.core.linearized import InputMap, LinearizedLayer, Path
 from ssmscope.core.trace import LayerState, LayerTrace

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-
 from ssmscope.core.tokenizing import tokenize
 from ssmscope.data.prompts import CONTENT, TASK_PROMPTS, answered, content_of
 from ssmscope.data.text import SOURCES, TextData, load_text

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from torch import Tensor
-
 from ssmscope.errors import InputError
 from ssmscope.loading import stored
 from ssmscope.loading.fields import check_fields

@@ -23,7 +23,6 @@ from typing import NamedTuple
 
 import numpy as np
 from einops import rearrange
-
 from ssmscope.core.batching import refuse_held
 from ssmscope.data.tokens import IGNORED, TokenData
 from ssmscope.errors import InputError, check_whole

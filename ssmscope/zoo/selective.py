@@ -17,7 +17,6 @@ from torch.nn.functional import cross_entropy, softplus
 from torch.nn.utils import skip_init
 from transformers import GenerationMixin, PretrainedConfig, PreTrainedModel
 from transformers.modeling_outputs import SequenceClassifierOutput
-
 from ssmscope.core.forms import Form
 from ssmscope.core.trace import LayerState, LayerTrace
 from ssmscope.layers.parts import ReadMixer, as_mask, at_least_float32, mask_padding

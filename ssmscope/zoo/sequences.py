@@ -7,7 +7,6 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
-
 from ssmscope.core.batching import refuse_above, refuse_held
 from ssmscope.data.tokens import SequenceData
 from ssmscope.errors import InputError, check_whole

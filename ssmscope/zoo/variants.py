@@ -6,7 +6,6 @@ from typing import Any
 
 import transformers
 from transformers.models.mamba.modeling_mamba import MambaMixer
-
 from ssmscope.layers import mamba, mamba2
 from ssmscope.networks.generation import MAMBA2_TIED, ContinuesFromStates
 

@@ -13,7 +13,6 @@ from refusals import refused, refuses
 from safetensors.torch import load_file, save_file
 from small_models import language_model
 from transformers import AutoModelForSequenceClassification
-
 import ssmscope
 from ssmscope.loading.pretrained import PEFT_TYPES
 

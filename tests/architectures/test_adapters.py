@@ -13,7 +13,6 @@ from refusals import refuses
 from saving import write_mamba_ssm
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
-
 import ssmscope
 from ssmscope.core.affine import embedding_table
 from ssmscope.core.mixers import adapter_for

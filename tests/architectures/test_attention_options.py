@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 import torch
 from refusals import refusal
-
 from ssmscope.errors import InputError
 from ssmscope.layers.linear_attention import GLAConfig, GLAModel
 from ssmscope.layers.mamba2attn import Mamba2AttnConfig

@@ -12,7 +12,6 @@ from torch import nn
 from torch.nn.functional import softplus
 from transformers import CONFIG_MAPPING, MambaConfig
 from transformers.models.mamba2.modeling_mamba2 import Mamba2Mixer
-
 from ssmscope.core.trace import LayerState
 from ssmscope.errors import InputError
 from ssmscope.layers import vim

@@ -5,7 +5,6 @@ import torch
 from bases import ADAPTERS, IDS, MAMBA2, MASK, base_model
 from refusals import refuses
 from transformers import MambaForCausalLM
-
 from ssmscope import ops
 from ssmscope.core.mixers import mixers
 from ssmscope.layers import mamba, mamba2

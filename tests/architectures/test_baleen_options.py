@@ -5,7 +5,6 @@ import torch
 from bases import ADAPTERS, IDS, MASK, base_model
 from refusals import refuses
 from transformers import AutoModelForCausalLM
-
 from ssmscope.core.mixers import mixers
 from ssmscope.core.model import Model
 from ssmscope.zoo import baleen

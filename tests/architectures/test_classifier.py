@@ -8,7 +8,6 @@ from exhaustive import CONTRACTS
 from loud import loud
 from refusals import refuses
 from transformers import AutoModelForSequenceClassification, MambaConfig
-
 import ssmscope
 from ssmscope.errors import InputError
 from ssmscope.networks.classifier import SSMClassifierConfig, SSMForSequenceClassification, last_real

@@ -4,7 +4,6 @@ import itertools
 
 import pytest
 import torch
-
 from ssmscope.zoo.baleen import MAX_LOGIT, mean_log_gate
 
 LOGITS = torch.linspace(-30, 30, 301, dtype=torch.float64) + 0.01234

@@ -17,7 +17,6 @@ from refusals import refused
 from saving import write_mamba_ssm
 from torch import nn
 from transformers import Mamba2Config, Mamba2ForCausalLM, MambaConfig, MambaForCausalLM
-
 import ssmscope
 from ssmscope.errors import InputError
 from ssmscope.layers.parts import BY_WEIGHT

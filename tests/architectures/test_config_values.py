@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 from refusals import refusal, refused, refuses
-
 from ssmscope.errors import InputError
 from ssmscope.loading import fields
 

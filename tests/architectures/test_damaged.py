@@ -14,7 +14,6 @@ from exhaustive import ALL
 from refusals import refuses
 from torch import Tensor
 from transformers import PretrainedConfig
-
 import ssmscope
 from ssmscope.errors import InputError
 from ssmscope.loading import stored

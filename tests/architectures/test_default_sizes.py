@@ -5,7 +5,6 @@ import torch
 from examples import random_example
 from refusals import refusal, refused
 from torch.nn.functional import softplus
-
 from ssmscope.core.mixers import mixers
 from ssmscope.layers.delta import DeltaNetConfig
 from ssmscope.layers.hgrn import GSAConfig, HGRN2Config, HGRNConfig

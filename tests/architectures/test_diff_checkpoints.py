@@ -15,7 +15,6 @@ from saving import write_diff_mamba2
 from torch import nn
 from transformers import Mamba2Config
 from transformers.models.mamba2.modeling_mamba2 import Mamba2Mixer
-
 from ssmscope.loading.load import load
 from ssmscope.zoo import diff_mamba
 

@@ -15,7 +15,6 @@ from torch import nn
 from torch.nn.functional import silu, softplus
 from transformers import Mamba2Config, Mamba2ForCausalLM
 from transformers.models.mamba2.modeling_mamba2 import Mamba2Mixer
-
 from ssmscope.core.mixers import adapter_for, fast_scan, mixers
 from ssmscope.core.model import Model
 from ssmscope.layers import mamba2

@@ -9,7 +9,6 @@ import torch
 from loud import TrueFloat64, doubled
 from torch import Tensor, nn
 from transformers.activations import ACT2FN
-
 from ssmscope import ops
 from ssmscope.core.mixers import Edits, computed_by, mixers
 from ssmscope.core.trace import LayerState

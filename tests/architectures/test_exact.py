@@ -6,7 +6,6 @@ from examples import FEW, random_example
 from peft import LoraConfig, get_peft_model
 from saving import write_diff_mamba2, write_mamba_ssm
 from torch import Tensor, nn
-
 import ssmscope
 from ssmscope.zoo.baleen import convert
 

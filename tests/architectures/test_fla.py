@@ -14,7 +14,6 @@ from saving import saved
 from torch import Tensor
 from torch.nn.functional import logsigmoid, silu, softplus
 from transformers import Mamba2Config, Mamba2ForCausalLM
-
 import ssmscope
 from ssmscope.errors import InputError
 from ssmscope.zoo.documents import byte_tokenizer

@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 import torch
 from refusals import refused, refuses
-
 from ssmscope.layers.gated_delta import UNIT_EPSILON
 from ssmscope.loading.fla_checkpoints import MODEL_TYPES, TYPE_DEFAULTS, _as_mamba_ssm, is_fla, plan_fla
 from ssmscope.loading.stored import Contents, Stored

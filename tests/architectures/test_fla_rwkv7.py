@@ -8,7 +8,6 @@ from examples import relative
 from refusals import refuses
 from saving import saved
 from torch import Tensor
-
 import ssmscope
 from ssmscope.errors import InputError
 

@@ -11,7 +11,6 @@ from examples import random_example, relative
 from loud import loud
 from refusals import refused
 from safetensors.torch import load_file, save_file
-
 import ssmscope
 from ssmscope.loading.stored import read_tensors
 

@@ -7,7 +7,6 @@ from examples import relative
 from loud import loud
 from refusals import refuses
 from torch import nn
-
 from ssmscope import ops
 from ssmscope.core.mixers import adapter_for, mixers
 from ssmscope.core.model import Model

@@ -11,7 +11,6 @@ from exhaustive import in_turns
 from loud import TrueFloat64, loud
 from refusals import refuses
 from torch import nn
-
 import ssmscope
 from ssmscope import ops
 from ssmscope.core.mixers import adapter_for, mixers

@@ -8,7 +8,6 @@ import torch
 from loud import loud
 from refusals import refuses
 from transformers import JambaConfig, JambaForSequenceClassification, Mamba2Config
-
 from ssmscope.attacks.effect import attack_effect
 from ssmscope.attacks.insertion import insertion_sweep
 from ssmscope.attacks.overflow import state_overflow

@@ -14,7 +14,6 @@ from packaged import written
 from refusals import refuses
 from torch import Tensor
 from torch.nn.functional import silu, softplus
-
 import ssmscope
 
 IDS = [5, 17, 3, 9, 22, 1, 40, 8]

@@ -10,7 +10,6 @@ from examples import EXAMPLES, random_example
 from loud import loud
 from torch import nn
 from warm import TORCH
-
 import ssmscope
 from ssmscope.core.known_models import LAYERS, of_transformers
 from ssmscope.core.model import Model

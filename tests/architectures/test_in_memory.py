@@ -8,7 +8,6 @@ from loud import loud
 from refusals import refuses
 from torch import nn
 from transformers import Mamba2Config, MambaConfig, MambaForCausalLM
-
 import ssmscope
 from ssmscope.core.intercept import observe
 from ssmscope.networks.classifier import SSMClassifierConfig, SSMForSequenceClassification

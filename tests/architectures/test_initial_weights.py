@@ -11,7 +11,6 @@ from spreads import check_spread, check_uniform
 from torch import nn
 from torch.nn.functional import softplus
 from transformers import AutoModelForCausalLM
-
 from ssmscope.core.mixers import mixers
 from ssmscope.layers.mambavision import MambaVisionConfig
 from ssmscope.layers.rwkv7 import TimeMixing

@@ -6,7 +6,6 @@ from bags import tokenizer
 from examples import EXAMPLES, random_example, relative
 from loud import loud
 from seen import render
-
 import ssmscope
 from ssmscope.attacks.effect.measure import effect_of
 from ssmscope.core.model import Model

@@ -9,7 +9,6 @@ from examples import relative
 from loud import TrueFloat64, loud
 from torch.nn.functional import silu
 from transformers import MambaConfig, MambaModel
-
 from ssmscope.core.mixers import adapter_for, mixers
 from ssmscope.core.model import Model
 from ssmscope.layers import linear_attention as la

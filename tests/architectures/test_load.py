@@ -12,7 +12,6 @@ from refusals import refused, refuses
 from saving import write_mamba_ssm
 from transformers import Mamba2Config, Mamba2ForCausalLM, MambaConfig, MambaForCausalLM
 from transformers.models.mamba2.modeling_mamba2 import MambaRMSNormGated
-
 import ssmscope
 from ssmscope.core.known_models import demos
 from ssmscope.errors import InputError

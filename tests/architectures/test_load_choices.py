@@ -9,10 +9,10 @@ import torch
 import transformers
 from refusals import refusal
 from transformers import MambaConfig, MambaForCausalLM
-
 import ssmscope
 from ssmscope.loading import load as loading
 from ssmscope.loading import mamba_checkpoints
+from ssmscope.loading.fields import check_config
 from ssmscope.loading.load import ModelCache, cache_models
 from ssmscope.loading.stored import Contents, headers_of
 from ssmscope.zoo.layouts import plan_diff_mamba2
@@ -113,6 +113,14 @@ def test_groups_of_heads_need_a_norm_by_group(monkeypatch: pytest.MonkeyPatch) -
         said = "m has 2 groups of heads, which transformers .* norms otherwise than mamba_ssm does: install"
         assert bool(re.match(said, refusal(mamba_checkpoints.check_groups, 2, "m") or "")) == refuses
         assert refusal(mamba_checkpoints.check_groups, 1, "m") is None
+
+
+def test_older_names_of_layers_are_known() -> None:
+    """Releases 5.16 to 5.18 save GLM-5.3 and Qwen4-Exp with them, and later ones read them."""
+    kinds = ["linear_attention", "indexed_attention", "deepseek_sparse_attention", "qwen_sparse_attention"]
+    assert refusal(check_config, {"layer_types": kinds}, "m", {}) is None
+    said = refusal(check_config, {"layer_types": [*kinds, "another"]}, "m", {}) or ""
+    assert "'another', which is not known" in said
 
 
 def test_limits_of_steps_that_are_null() -> None:

@@ -11,7 +11,6 @@ from refusals import refusal, refused
 from safetensors.torch import save_file
 from transformers import MambaConfig, MambaForCausalLM
 from transformers.utils import logging
-
 import ssmscope
 from ssmscope.errors import InputError
 from ssmscope.loading import load as loading

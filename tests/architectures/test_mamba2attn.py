@@ -11,7 +11,6 @@ from packaged import IDS, WIDTH, check_logits, in_memory
 from refusals import refuses
 from torch import Tensor
 from torch.nn.functional import silu, softplus
-
 import ssmscope
 from ssmscope.core.model import Model
 

@@ -14,7 +14,6 @@ from refusals import refuses
 from saving import saved
 from torch import Tensor
 from torch.nn.functional import silu, softplus
-
 import ssmscope
 from ssmscope.core.model import Model
 from ssmscope.layers import mamba3

@@ -14,7 +14,6 @@ from examples import random_example
 from refusals import refuses
 from torch import nn
 from warm import TORCH
-
 import ssmscope
 from ssmscope.errors import InputError
 

@@ -27,7 +27,6 @@ from mambavision_reference import (
 from PIL import Image
 from refusals import refuses
 from torch import Tensor
-
 import ssmscope
 from ssmscope import ops
 from ssmscope.api.inputs import TEXTS, Texts

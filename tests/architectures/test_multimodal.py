@@ -13,7 +13,6 @@ from loud import loud
 from refusals import refuses
 from small_models import CONVOLUTION_SIZES, DELTA_SIZES, GLM_SIZES, QWEN_SIZES, with_longer_memory, with_smaller_decays
 from torch import nn
-
 import ssmscope
 
 TEXTS = [[5, 17, 3, 9, 22, 30, 1], [4, 8, 1]]

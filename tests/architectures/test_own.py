@@ -15,7 +15,6 @@ from transformers import (
     Qwen3NextForQuestionAnswering,
 )
 from transformers.modeling_outputs import SequenceClassifierOutput
-
 import ssmscope
 from ssmscope.attacks.effect import attack_effect
 from ssmscope.data.text import text_data

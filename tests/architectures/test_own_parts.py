@@ -11,7 +11,6 @@ import torch
 from refusals import refuses
 from torch import nn
 from transformers import MambaConfig, MambaForCausalLM, MambaModel
-
 import ssmscope
 from ssmscope.loading.in_memory import OwnModel, cast, converted, own_model, readable
 

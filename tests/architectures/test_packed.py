@@ -12,7 +12,6 @@ from refusals import refused
 from safetensors.torch import save_file
 from small_models import language_model
 from transformers import AutoModelForCausalLM
-
 import ssmscope
 from ssmscope.loading.packed import quantisation_of, read_quantised, without_quantisation
 

@@ -12,7 +12,6 @@ from packed_files import METHODS, written
 from refusals import refuses
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-
 import ssmscope
 from ssmscope.errors import InputError
 from ssmscope.loading.packed import read_quantised

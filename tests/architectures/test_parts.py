@@ -9,7 +9,6 @@ from loud import TrueFloat64, doubled
 from refusals import refusal
 from torch import nn
 from torch.nn.functional import conv1d, pad, silu
-
 from ssmscope.core import forms
 from ssmscope.core.mixers import adapter_for, mixers
 from ssmscope.core.trace import LayerState, LayerTrace
@@ -73,6 +72,15 @@ def test_what_a_release_reads_by_weight_alone(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(parts, "BY_WEIGHT", True)
     assert isinstance(parts.activation(theirs, torch.tanh), nn.ReLU) and parts.gate_activation(theirs) is silu
     assert parts.activation(ours) is ours.act and parts.gate_activation(ours) is ours.act
+
+
+@pytest.mark.parametrize("name", ["mamba", "mamba2", "jamba", "zamba", "bamba", "falcon_h1"])
+def test_what_the_installed_release_reads_by_weight(name: str) -> None:
+    """A mixer that multiplies by the weight of its convolution does not call it."""
+    mixer, calls = of(name), []
+    mixer.conv1d.register_forward_hook(lambda *called: calls.append(called))
+    mixer(torch.randn(1, 5, mixer.hidden_size))
+    assert bool(calls) != parts._by_weight(mixer)
 
 
 def test_hooks_that_a_release_leaves_out_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,6 @@ from examples import relative
 from loud import loud
 from small_models import language_model
 from torch import nn
-
 import ssmscope
 from ssmscope.loading.quantised import dequantised
 

@@ -6,7 +6,6 @@ from examples import own_output, relative
 from loud import TrueFloat64, loud
 from refusals import refuses
 from transformers import RwkvConfig, RwkvForCausalLM
-
 from ssmscope import ops
 from ssmscope.core.mixers import fast_scan, mixers
 from ssmscope.core.model import Model

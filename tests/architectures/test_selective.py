@@ -5,7 +5,6 @@ import torch
 import transformers
 from torch import nn
 from torch.nn.functional import cross_entropy, softplus
-
 from ssmscope.zoo.selective import (
     SelectiveSSMConfig,
     SelectiveSSMForCausalLM,

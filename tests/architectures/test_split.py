@@ -9,7 +9,6 @@ import torch
 from refusals import refusal, refused
 from torch import nn
 from transformers import MambaConfig, MambaForCausalLM
-
 from ssmscope.loading import device_map as split
 from ssmscope.loading.device_map import check_split, device_of_parts, start_at_embeddings
 

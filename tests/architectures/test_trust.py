@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 from damaged import save
 from tiny_bert import save_bert
-
 import ssmscope
 from ssmscope.attacks.resources import Encoder, MaskedLM
 from ssmscope.errors import InputError

@@ -12,7 +12,6 @@ from PIL import Image
 from refusals import refusal, refuses
 from torch import Tensor
 from torch.nn.functional import silu, softplus
-
 import ssmscope
 from ssmscope.api.inputs import TEXTS, Texts
 from ssmscope.core.linearized import LinearizedLayer
@@ -184,6 +183,7 @@ def test_survival_is_at_the_class_token(model, batch):
 def test_what_can_be_asked(model, batch):
     explained = ssmscope.explain(model, batch, methods=["gradxinput", "lrp", "occlusion", "survival", "random"])
     assert set(explained.to_frame()["method"]) == {"gradxinput", "lrp", "occlusion", "survival", "random"}
+    assert all(row.converged for text in explained for row in text.attributions if row.method == "lrp")
     heatmap = ssmscope.heatmap(model, batch)
     assert heatmap.to_frame().notna().any().any()
     assert model.images_of(batch).shape == (2, 4, 4, 3)

@@ -11,7 +11,6 @@ import torch
 from refusals import refusal, refused
 from safetensors.torch import save_file
 from torch import nn
-
 from ssmscope.loading import stored
 from ssmscope.loading.stored import Contents, Plan, Stored
 

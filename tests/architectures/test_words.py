@@ -16,7 +16,6 @@ from exhaustive import in_turns
 from refusals import refused
 from safetensors.torch import load_file, save_file
 from tiny_bert import save_bert
-
 import ssmscope
 from ssmscope.attacks.resources import Encoder, MaskedLM
 from ssmscope.loading.fields import check_config, check_fields, check_generation, check_tokenizer, read_object

@@ -5,7 +5,6 @@ import torch
 from examples import TEXTS, random_example, relative
 from loud import TrueFloat64, doubled, loud
 from refusals import refuses
-
 from ssmscope.core.model import Model
 from ssmscope.interp.methods.lrp import lrp, propagated
 from ssmscope.interp.objective import objective

@@ -13,7 +13,6 @@ from drawn import drawn, labels, outside, overlapping
 from examples import random_example
 from fading import fading
 from refusals import refuses
-
 import ssmscope
 from ssmscope.attacks.effect import attack_effect
 from ssmscope.attacks.effect import measure as module

@@ -9,7 +9,6 @@ from loud import TrueFloat64, loud
 from tokenizers import Tokenizer, decoders, pre_tokenizers
 from tokenizers import models as token_models
 from transformers import Mamba2Config, MambaConfig, MambaForCausalLM, PreTrainedTokenizerFast
-
 import ssmscope
 from ssmscope.attacks.words import hotflip, word_attack
 from ssmscope.attacks.words import hotflip as module

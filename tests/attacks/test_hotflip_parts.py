@@ -11,7 +11,6 @@ from tokenizers import Regex, Tokenizer
 from tokenizers import models as token_models
 from tokenizers.pre_tokenizers import Sequence, Split, WhitespaceSplit
 from transformers import PreTrainedTokenizerFast
-
 from ssmscope.attacks.words.hotflip import Limits, Node, Search, Vocabulary, best_flips, read
 from ssmscope.evaluation import Template
 from ssmscope.zoo.documents import byte_tokenizer

@@ -11,7 +11,6 @@ from bags import LABELS
 from fading import fading, log_odds
 from refusals import refuses
 from transformers import Mamba2Config, MambaConfig, MambaForCausalLM
-
 import ssmscope
 from ssmscope.attacks.curves import true_log_odds
 from ssmscope.attacks.insertion import insertion_sweep

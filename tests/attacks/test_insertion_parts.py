@@ -8,7 +8,6 @@ import pytest
 from bags import LABELS
 from fading import fading
 from refusals import refuses
-
 from ssmscope.attacks.insertion import checked_phrases, checked_shares, insertion_sweep
 from ssmscope.attacks.insertion import measure as module
 from ssmscope.attacks.insertion.measure import attacked_texts, measure, notes_on

@@ -8,7 +8,6 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-
 from ssmscope.attacks.words.lockstep import draw_seed, lockstep
 
 

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from fading import fading
 from refusals import refuses
-
 import ssmscope
 from ssmscope.attacks.noise.typos import NEIGHBOURS, typed, with_typos
 from ssmscope.data.text import text_data

@@ -13,7 +13,6 @@ from bags import LABELS
 from fading import fading, log_odds
 from refusals import refuses
 from transformers import MambaConfig, MambaForCausalLM
-
 import ssmscope
 from ssmscope.attacks.curves import Questions
 from ssmscope.attacks.overflow import measure as module

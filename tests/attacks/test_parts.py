@@ -22,7 +22,6 @@ if importlib.util.find_spec("textattack") is None:
     pytest.skip("textattack is not installed", allow_module_level=True)
 
 from tiny_bert import save_bert
-
 from ssmscope.attacks import names, offline, resources
 from ssmscope.attacks.names import ATTACKS
 from ssmscope.attacks.offline import FUNCTION_WORDS, stopwords, textattack
@@ -32,7 +31,6 @@ textattack()
 
 from textattack.shared import AttackedText  # noqa: E402
 from textattack.transformations import CompositeTransformation  # noqa: E402
-
 from ssmscope.attacks.swaps import LOOKALIKES, Homoglyphs, MaskedWords, Vectors, plain_words, word_spans  # noqa: E402
 
 

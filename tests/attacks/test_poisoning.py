@@ -12,7 +12,6 @@ from examples import random_example
 from fading import fading
 from refusals import refuses
 from sklearn.metrics import roc_auc_score
-
 from ssmscope.attacks.curves import questions
 from ssmscope.attacks.poisoning import check_poison, memory, state_poisoning
 from ssmscope.attacks.poisoning.measure import Seen, Tried, auroc_counts, divided, victim

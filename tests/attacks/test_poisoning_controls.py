@@ -7,7 +7,6 @@ import pytest
 import reported
 from bags import LABELS
 from fading import fading, log_odds
-
 from ssmscope.attacks.curves import questions
 from ssmscope.attacks.poisoning import state_poisoning
 from ssmscope.attacks.poisoning.controls import controls

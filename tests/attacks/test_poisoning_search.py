@@ -10,7 +10,6 @@ import torch
 from bags import LABELS
 from fading import fading
 from refusals import refuses
-
 import ssmscope.attacks.poisoning.measure as measuring
 import ssmscope.attacks.poisoning.search as searching
 from ssmscope.attacks.curves import questions

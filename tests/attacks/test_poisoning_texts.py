@@ -15,7 +15,6 @@ from tokenizers import models as token_models
 from tokenizers.normalizers import Replace
 from tokenizers.pre_tokenizers import ByteLevel, Whitespace
 from transformers import PreTrainedTokenizerFast
-
 from ssmscope import ops
 from ssmscope.attacks.poisoning import memory
 from ssmscope.core import batching

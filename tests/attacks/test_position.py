@@ -17,7 +17,6 @@ from tokenizers import models as token_models
 from tokenizers.pre_tokenizers import Whitespace
 from tokenizers.processors import TemplateProcessing
 from transformers import Mamba2Config, MambaConfig, MambaForCausalLM, PreTrainedTokenizerFast
-
 import ssmscope
 from ssmscope.attacks.position import position_bias
 from ssmscope.attacks.position.measure import (

@@ -8,7 +8,6 @@ import pytest
 from bags import tokenizer
 from fading import fading
 from refusals import refuses
-
 from ssmscope.attacks.position import measure as module
 from ssmscope.attacks.position import position_bias
 from ssmscope.attacks.position.measure import Pixels, Tokens, notes_on

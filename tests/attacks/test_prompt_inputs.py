@@ -17,7 +17,6 @@ from prompted import (
     reader,
 )
 from refusals import refuses
-
 from ssmscope.attacks.prompts import prompt_attack
 from ssmscope.data.prompts import TASK_PROMPTS, content_of
 from ssmscope.data.text import PAIR_SEPARATOR, text_data

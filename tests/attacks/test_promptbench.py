@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 from prompted import WORDS, answers, labelled, language_model
 from refusals import refused
-
 from ssmscope.attacks.names import ATTACKS
 from ssmscope.attacks.offline import FUNCTION_WORDS, textattack
 from ssmscope.attacks.prompts import prompt_attack

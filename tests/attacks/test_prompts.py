@@ -25,7 +25,6 @@ from prompted import (
 )
 from refusals import refuses
 from tiny_bert import save_bert
-
 from ssmscope.attacks.names import ATTACKS, Recipe
 from ssmscope.attacks.prompts import search as prompt_search
 from ssmscope.attacks.prompts.result import measured

@@ -15,7 +15,6 @@ if importlib.util.find_spec("textattack") is None:
 import nltk
 from described import check
 from tiny_bert import save_bert
-
 from ssmscope.attacks import recipes
 from ssmscope.attacks.names import ATTACKS, on_words
 from ssmscope.attacks.offline import textattack

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 import torch
 from refusals import refuses
-
 from ssmscope.attacks import resources
 from ssmscope.attacks.resources import Encoder, MaskedLM, Read, _max_length, load_synonyms, load_vectors
 from ssmscope.errors import InputError

@@ -1,11 +1,8 @@
 """One kind of interval for one accuracy, whichever verb measures it."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from bags import LABELS, bag
-
 import ssmscope
 from ssmscope.core.bootstrap import Estimate, estimate, resampled_sums, share
 from ssmscope.data.text import TextData, text_data
@@ -29,15 +26,12 @@ def wanted() -> Estimate:
     return share(right, 24)
 
 
-@pytest.mark.parametrize(
-    ("verb", "options"),
-    [
-        ("position", {"regions": "0:1,1:2", "replacement": "zeros"}),
-        ("noise", {"rates": [0.3]}),
-        ("insertion", {"insert": "dull", "places": 2}),
-        ("overflow", {"filler": "bad", "lengths": [0, 3]}),
-    ],
-)
+@pytest.mark.parametrize(("verb", "options"), [
+    ("position", {"regions": "0:1,1:2", "replacement": "zeros"}),
+    ("noise", {"rates": [0.3]}),
+    ("insertion", {"insert": "dull", "places": 2}),
+    ("overflow", {"filler": "bad", "lengths": [0, 3]}),
+])  # fmt: skip
 def test_clean_accuracy_has_the_interval_of_evaluate(verb, options, wanted):
     found = getattr(ssmscope, verb)(bag(WEIGHTS), data(), **options)
     assert found.clean == wanted

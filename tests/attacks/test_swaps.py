@@ -20,7 +20,6 @@ from ssmscope.data.text import PAIR_SEPARATOR
 textattack()
 
 from textattack.shared import AttackedText  # noqa: E402
-
 from ssmscope.attacks.prompts.goal import PromptAccuracy  # noqa: E402
 from ssmscope.attacks.swaps import MAX_CHANGED_NUMBER, Contractions, MaskedWords, Numbers, Synonyms, Vectors  # noqa: E402
 from ssmscope.attacks.words.goal import ChangedAnswer, KeepsPair  # noqa: E402

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 from exhaustive import few
-
 import ssmscope
 from ssmscope import cli
 from ssmscope.api.store import Store

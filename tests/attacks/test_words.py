@@ -21,7 +21,6 @@ from tokenizers import Tokenizer
 from tokenizers import models as token_models
 from tokenizers.pre_tokenizers import Whitespace
 from transformers import MambaConfig, MambaForCausalLM, PreTrainedTokenizerFast
-
 import ssmscope
 from ssmscope.attacks.names import ATTACKS, HOTFLIP_OPTIONS, on_words
 from ssmscope.attacks.offline import textattack

@@ -5,7 +5,6 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-
 from ssmscope.backends.c import compiler, selective_scan
 
 NAMES = ("x", "b", "c", "initial", "delta", "A")

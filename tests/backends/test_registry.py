@@ -9,7 +9,6 @@ import torch
 from refusals import refuses
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import forward_ad
-
 from ssmscope import backends
 from ssmscope.backends import triton
 from ssmscope.backends.c import selective_scan

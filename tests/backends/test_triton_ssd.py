@@ -3,7 +3,6 @@
 import pytest
 import torch
 from backends.interpreted import DEVICE, needs_triton
-
 from ssmscope.backends.triton import ssd
 
 pytestmark = needs_triton

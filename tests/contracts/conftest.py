@@ -9,7 +9,6 @@ from examples import EXAMPLES, FEW, VARIANTS, random_example
 from exhaustive import ALL, CONTRACTS
 from loud import loud
 from small_pieces import make_small
-
 from ssmscope.core.model import Model
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -8,7 +8,6 @@ import pytest
 import torch
 from examples import EXAMPLES, HYBRIDS, TEXTS, decayed, hooks, log_decay, own_output, random_example, relative
 from loud import TrueFloat64, doubled
-
 import ssmscope
 from ssmscope import ops
 from ssmscope.core.attention_layers import AttentionState

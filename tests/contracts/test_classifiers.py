@@ -7,7 +7,6 @@ from examples import EXAMPLES, TEXTS, random_example, relative
 from exhaustive import few
 from loud import doubled, loud
 from transformers import MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING, AutoModelForSequenceClassification
-
 from ssmscope.attacks.position import position_bias
 from ssmscope.core.encoding import Batch
 from ssmscope.core.model import Model

@@ -5,7 +5,6 @@ import torch
 from examples import EXAMPLES, random_example, relative
 from exhaustive import CONTRACTS, few
 from loud import loud
-
 import ssmscope
 
 CHOSEN = ("gla",) if CONTRACTS else ("mamba", "groupmamba")

@@ -13,7 +13,6 @@ from loud import TrueFloat64, doubled
 from refusals import refuses
 from transformers import Mamba2ForCausalLM
 from transformers.models.rwkv.modeling_rwkv import RwkvBlock
-
 from ssmscope.core.attention_layers import attention_layers
 from ssmscope.core.edits import PLACES, Edit, Site, edited
 from ssmscope.core.lasting_edits import while_writing

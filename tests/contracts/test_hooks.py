@@ -15,7 +15,6 @@ from loud import loud
 from refusals import refuses
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations, prune
-
 from ssmscope.core.mixers import adapter_for, mixers
 from ssmscope.core.model import Model
 from ssmscope.errors import InputError

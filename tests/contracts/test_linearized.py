@@ -10,7 +10,6 @@ from examples import matrices, own_output, relative
 from exhaustive import ALL
 from loud import TrueFloat64, doubled
 from torch import nn
-
 from ssmscope import ops
 from ssmscope.core.linearized import LinearizedLayer, Path
 from ssmscope.core.mixers import adapter_for, is_bidirectional, mixers

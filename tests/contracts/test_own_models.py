@@ -8,7 +8,6 @@ from examples import EXAMPLES, VARIANTS, random_example, relative
 from exhaustive import CONTRACTS, in_turns
 from loud import loud
 from transformers import AutoModel, AutoModelForCausalLM
-
 from ssmscope.core.intercept import observe
 from ssmscope.networks.generation import CACHE
 

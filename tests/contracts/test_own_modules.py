@@ -4,7 +4,6 @@ import pytest
 import torch
 from examples import TEXTS, relative
 from torch import nn
-
 import ssmscope
 from ssmscope.interp.explain import explain
 from ssmscope.layers.parts import BY_WEIGHT

@@ -12,7 +12,6 @@ from exhaustive import ALL, in_turns
 from loud import loud
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
-
 import ssmscope
 from ssmscope.core import generation, recording
 from ssmscope.core.adapted import AdaptedState, adapt

@@ -7,7 +7,6 @@ import pytest
 import torch
 from examples import TEXTS, random_example
 from refusals import refuses
-
 from ssmscope import ops
 from ssmscope.attacks.poisoning.memory import masses
 from ssmscope.core.mixers import adapter_for

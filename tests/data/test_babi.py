@@ -9,7 +9,6 @@ from refusals import refuses
 from tokenizers import Tokenizer
 from tokenizers.models import BPE
 from transformers import PreTrainedTokenizerFast
-
 from ssmscope.data.babi import SPLITS, question_tokens, questions
 from ssmscope.data.filler import generated, sentences, without_world
 from ssmscope.data.language import load_lines

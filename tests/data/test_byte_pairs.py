@@ -3,7 +3,6 @@
 import pytest
 from refusals import refuses
 from transformers import AutoTokenizer
-
 from ssmscope.data.tokenizer import save_tokenizer
 from ssmscope.errors import InputError
 from ssmscope.zoo.tokenizers import ANSWER_END, PAD, UNKNOWN, train_byte_pairs

@@ -1,7 +1,5 @@
 """Columns of users' files under the names that the package reads: in every verb's data, from Python and typed."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -10,7 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from bags import bag
-
+from refusals import refuses
 import ssmscope
 from ssmscope.api.analysis import Call
 from ssmscope.data.babi import load_questions
@@ -46,8 +44,7 @@ def test_files_and_tables_are_read_alike(write: Callable, columns, tmp_path: Pat
     found = ssmscope.load_text(write(tmp_path), columns=columns)
     assert found.texts == ("good", "bad bad", "good bad") and found.label_names == ("bad", "good")
     assert found.labels == (1, 0, 0)
-    with pytest.raises(InputError, match="no column 'label'"):  # Nothing of the context is left.
-        ssmscope.load_text(write(tmp_path))
+    refuses("no column 'label'", ssmscope.load_text, write(tmp_path))  # Nothing of the context is left.
 
 
 @pytest.mark.parametrize("columns", [COLUMNS, TYPED])
@@ -66,6 +63,12 @@ def test_a_call_carries_them(tmp_path: Path) -> None:
     assert call.inputs["columns"] == TYPED.split(",") and call.arguments[-2:] == ["--columns", TYPED]
 
 
+def test_known_texts_keep_their_columns(real_data) -> None:
+    real_data("books", "test")
+    with reading("text=sentence"):
+        assert len(load_lines("books", "test")) > 100
+
+
 def test_lines_pairs_questions_and_series(tmp_path: Path) -> None:
     pairs = pd.DataFrame({"good": ["a b"], "worse": ["a c"], "who": ["b"], "want": ["yes"]})
     with reading({"clean": "good", "corrupted": "worse", "target": "want"}):
@@ -73,11 +76,9 @@ def test_lines_pairs_questions_and_series(tmp_path: Path) -> None:
         assert is_pairs(pairs) and (found.clean, found.corrupted, found.targets) == (("a b",), ("a c",), ("yes",))
         assert dict(found.spans) == {"who": ("b",)}
     assert not is_pairs(pairs)
-    with pytest.raises(InputError, match="no column 'clean'; its columns are .*columns='clean=good'"):
-        read_pairs(pairs)
+    refuses("no column 'clean'; its columns are .*columns='clean=good'", read_pairs, pairs)
     with reading("text=sentence"):
         assert load_lines(FRAME) == ("good", "bad bad", "good bad")
-        assert len(load_lines("books", "test")) > 100  # A known text keeps its own.
     (tmp_path / "q.jsonl").write_text(json.dumps({"passage": "a b", "ask": "c ?", "reply": "b"}) + "\n")
     with reading({"context": "passage", "question": "ask", "answer": "reply"}):
         (one,) = load_questions(tmp_path / "q.jsonl").examples
@@ -88,27 +89,19 @@ def test_lines_pairs_questions_and_series(tmp_path: Path) -> None:
     assert found.labels == [0, 1] and found.values[1].tolist() == [[4.0], [5.0], [6.0], [7.0]]
 
 
-@pytest.mark.parametrize(
-    ("columns", "said"),
-    [
-        (
-            {"text": "sentense", "label": "mood"},
-            "the data has no column 'sentense'; it has sentence, text, mood; did",
-        ),
-        ({"txt": "sentence"}, "columns=… has txt=sentence; allowed are text, label, .*; did you mean 'text'"),
-        ({"text": None}, "columns=… has text=None"),
-        ("text=mood,text=sentence", "columns=… has text twice; keep one"),
-        ("text", "columns=… has text=; allowed"),
-        (3, "columns=… has 3=; allowed"),
-    ],
-)
+@pytest.mark.parametrize(("columns", "said"), [
+    ({"text": "sentense", "label": "mood"}, "the data has no column 'sentense'; it has sentence, text, mood; did"),
+    ({"txt": "sentence"}, "columns=… has txt=sentence; allowed are text, label, .*; did you mean 'text'"),
+    ({"text": None}, "columns=… has text=None"),
+    ("text=mood,text=sentence", "columns=… has text twice; keep one"), ("text", "columns=… has text=; allowed"),
+    (3, "columns=… has 3=; allowed"),
+])  # fmt: skip
 def test_what_is_wrong_is_said_in_a_line(columns, said: str) -> None:
-    with pytest.raises(InputError, match=said) as told:
-        ssmscope.evaluate(bag({"good": 2.0, "bad": -1.0}), FRAME, columns=columns)
-    assert "\n" not in str(told.value)
+    refuses(said, ssmscope.evaluate, bag({"good": 2.0, "bad": -1.0}), FRAME, columns=columns)
 
 
-def test_columns_of_nothing_are_refused() -> None:
+def test_columns_of_nothing_are_refused(real_data) -> None:
+    real_data("sst2", "test")
     model = bag({"good": 2.0, "bad": -1.0})
     for verb, own, data in ((ssmscope.explain, model, "good"), (ssmscope.evaluate, "demo/sst2-mamba2", "sst2")):
         with pytest.raises(InputError, match="columns=… is for a file or a table of your own, and none was read"):

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 from refusals import refusal
-
 from ssmscope.data.text import known_splits, load_text, text_data
 from ssmscope.reports.sources import check_data
 from ssmscope.zoo.training.data import parts_of

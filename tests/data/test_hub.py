@@ -9,7 +9,6 @@ import pytest
 from huggingface_hub import HfApi
 from huggingface_hub.errors import OfflineModeIsEnabled, RepositoryNotFoundError
 from refusals import refusal, refused
-
 from ssmscope.data import hub
 from ssmscope.data.hub import check_reach, hub_rows, is_hub_id, part_of
 from ssmscope.data.language import load_lines

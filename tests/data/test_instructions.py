@@ -5,7 +5,6 @@ from collections import Counter
 import pytest
 from mixture import CUES, SIZES, write_mixture
 from refusals import refuses
-
 from ssmscope.data.prompts import TASK_PROMPTS, content_of
 from ssmscope.data.text import load_text, text_data
 from ssmscope.errors import InputError

@@ -7,7 +7,6 @@ import torch
 from refusals import refuses
 from transformers import AutoTokenizer, MambaConfig, MambaForCausalLM
 from written_rows import write_rows
-
 import ssmscope
 from ssmscope.core.tokenizing import tokenize
 from ssmscope.data.language import language_data, load_lines

@@ -9,7 +9,6 @@ import pandas as pd
 import pytest
 from refusals import refuses
 from written_rows import write_rows
-
 from ssmscope.data.tokens import ArrayData
 from ssmscope.zoo.sequences import LISTOPS, evaluate, listops_expressions
 from ssmscope.zoo.training.data import parts_of

@@ -9,7 +9,6 @@ import re
 import numpy as np
 import pytest
 from refusals import refuses
-
 from ssmscope.data.tokens import IGNORED, TokenData
 from ssmscope.errors import did_you_mean
 from ssmscope.zoo import mad

@@ -4,7 +4,6 @@ import re
 from collections import Counter
 
 import pytest
-
 from ssmscope.data.babi import question_tokens, questions
 from ssmscope.data.stories import NEEDLES, OBJECTS, PERSONS, PLACES, STORIES, TASKS
 from ssmscope.zoo.documents import byte_tokenizer

@@ -8,7 +8,6 @@ import pytest
 from PIL import Image
 from refusals import refuses
 from written_rows import write_rows
-
 from ssmscope.data.pixels import decoded, digits, load_pixels, read_images
 from ssmscope.errors import InputError
 

@@ -2,7 +2,6 @@
 
 import pytest
 from refusals import refuses
-
 from ssmscope.data.planted import COLOURS, DIRECTIONS, FILLER, MAX_WORDS, MIN_WORDS, NEGATIVE, POSITIVE, TASKS
 from ssmscope.data.text import SOURCES, load_text
 

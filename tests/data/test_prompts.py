@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 from refusals import refuses
-
 from ssmscope.data import prompts
 from ssmscope.data.prompts import CONTENT, PAIRS, TASK_PROMPTS, content_of, prompts_of
 from ssmscope.data.text import PAIR_SEPARATOR, SOURCES, load_text

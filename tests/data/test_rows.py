@@ -16,7 +16,6 @@ import pytest
 import torch
 from refusals import refused, refuses
 from written_rows import write_rows
-
 from ssmscope.data import rows
 from ssmscope.data.babi import load_questions
 from ssmscope.data.language import load_lines

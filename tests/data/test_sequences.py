@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 from refusals import refuses
-
 from ssmscope.errors import InputError
 from ssmscope.zoo.sequences import LISTOPS, listops, majority
 

@@ -10,7 +10,6 @@ import pyarrow.parquet as pq
 import pytest
 from refusals import refuses
 from written_rows import write_rows
-
 from ssmscope.data.language import load_lines
 from ssmscope.data.text import PAIR_SEPARATOR, SOURCES, load_text, text_data
 from ssmscope.errors import InputError

@@ -4,7 +4,6 @@ import pytest
 import torch
 from refusals import refuses
 from transformers import AutoTokenizer
-
 from ssmscope.data.text import text_data
 from ssmscope.data.tokenizer import save_tokenizer
 from ssmscope.loading.pretrained import read_tokenizer

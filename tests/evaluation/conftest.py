@@ -1,7 +1,6 @@
 """Counts of what is run."""
 
 import pytest
-
 from ssmscope.evaluation import evaluator, running
 from ssmscope.evaluation.forking import ways_to_fork
 

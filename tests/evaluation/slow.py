@@ -6,7 +6,6 @@ import numpy as np
 import torch
 from examples import FEW, random_example
 from loud import doubled, loud
-
 from ssmscope.core.model import Model
 from ssmscope.evaluation import Template
 from ssmscope.zoo.documents import symbol_tokenizer

@@ -22,7 +22,6 @@ from tokenizers.models import BPE
 from torch import nn
 from transformers import Mamba2Config, Mamba2ForCausalLM, MambaConfig, MambaForCausalLM, PreTrainedTokenizerFast
 from transformers.models.mamba.modeling_mamba import MambaMixer
-
 import ssmscope
 from ssmscope.core.model import Model
 from ssmscope.errors import InputError

@@ -9,7 +9,6 @@ from evaluation.slow import LANGUAGE, PHRASES, TEXTS, WORDS, labels_of, language
 from examples import HYBRIDS
 from exhaustive import few
 from loud import TrueFloat64
-
 from ssmscope.evaluation import Evaluator
 from ssmscope.evaluation.forking import token_rows
 

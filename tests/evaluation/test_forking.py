@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-
 from ssmscope.evaluation import forking
 from ssmscope.evaluation.forking import Pieces, Rows, as_bytes, ways_to_fork, whole_rows
 

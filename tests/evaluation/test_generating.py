@@ -5,7 +5,6 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-
 from ssmscope.core import token_runs
 from ssmscope.core.model import Run
 from ssmscope.core.trace import LayerState

@@ -9,7 +9,6 @@ import torch
 from evaluation.slow import FILLING, LABELS, PHRASES, WORDS, language_model
 from torch import nn
 from transformers import Mamba2Config, Mamba2ForCausalLM
-
 from ssmscope.core.model import Model, Run
 from ssmscope.core.trace import LayerState
 from ssmscope.evaluation import Evaluator, evaluator, running

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 from examples import random_example
 from loud import loud
-
 from ssmscope.core.batching import LAYER_NUMBERS_PER_WIDTH
 from ssmscope.core.model import Model
 from ssmscope.core.trace import size

@@ -13,7 +13,6 @@ import torch
 from evaluation.slow import FILLING, PHRASES, TEXTS, WORDS, language_model, sentences
 from refusals import refuses
 from warm import TRANSFORMERS
-
 from ssmscope.api import store
 from ssmscope.api.store import Store
 from ssmscope.evaluation import Evaluator, evaluator, running

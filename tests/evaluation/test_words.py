@@ -5,7 +5,6 @@ import torch
 from refusals import refuses
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 from transformers import Mamba2Config, Mamba2ForCausalLM, PreTrainedTokenizerFast
-
 from ssmscope.core.model import Model
 from ssmscope.errors import InputError
 from ssmscope.evaluation import Template, label_words

@@ -11,7 +11,6 @@ from fuzz import values
 from fuzz.plans import plans
 from fuzz.world import World
 from hypothesis import strategies as st
-
 from ssmscope import cli
 from ssmscope.cli.command import command_of
 from ssmscope.zoo.training import ARCHITECTURES

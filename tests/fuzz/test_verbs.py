@@ -18,7 +18,6 @@ from fuzz.lines import QUICK, lines, placed, verbs
 from fuzz.world import World, build
 from hypothesis import HealthCheck, Phase, given, note, settings
 from hypothesis import strategies as st
-
 from ssmscope.reports import serving
 
 EXAMPLES = int(os.environ.get("SSMSCOPE_FUZZ", "4" if ALL else "2"))

@@ -12,7 +12,6 @@ from PIL import Image
 from safetensors.torch import load_file
 from tiny_bert import save_bert
 from transformers import Mamba2Config, MambaConfig, MambaForCausalLM
-
 import ssmscope
 from ssmscope.data.babi import questions
 from ssmscope.data.language import language_data

@@ -10,7 +10,6 @@ from examples import random_example
 from loud import loud
 from refusals import refuses
 from torch.nn.functional import cross_entropy
-
 import ssmscope
 from ssmscope.api.results import Result
 from ssmscope.api.sharding.parts import over

@@ -9,7 +9,6 @@ from examples import EXAMPLES, random_example
 from exhaustive import few
 from loud import loud
 from refusals import refuses
-
 import ssmscope
 from ssmscope import explain
 from ssmscope.api.results import Result

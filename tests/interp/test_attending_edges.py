@@ -6,7 +6,6 @@ import torch
 from examples import random_example
 from loud import loud
 from refusals import refuses
-
 from ssmscope.core.attention_layers import attention_numbers
 from ssmscope.core.model import Model
 from ssmscope.errors import InputError

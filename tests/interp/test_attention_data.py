@@ -5,7 +5,6 @@ import json
 import numpy as np
 import pytest
 from refusals import refuses
-
 import ssmscope
 from ssmscope.api.results import Result
 

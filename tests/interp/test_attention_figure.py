@@ -8,7 +8,6 @@ from attended import HOSTILE, IMAGE, make, make_text, words
 from drawn import drawn, labels, outside, overlapping, panels_of, signed_levels
 from exhaustive import few
 from matplotlib.colors import to_hex
-
 from ssmscope.interp.attention.maps import limit, row_limits
 from ssmscope.interp.attention.triangles import strongest_of_blocks
 from ssmscope.render.colours import SIGNED, STEPS, ramp, signed_shades

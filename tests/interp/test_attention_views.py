@@ -9,7 +9,6 @@ import pandas as pd
 import pytest
 from attended import HOSTILE, make, make_map, make_text
 from seen import render
-
 from ssmscope.interp.attention import result as attention
 from ssmscope.interp.attention.maps import AttendedText, AttentionMap, limit, mean_maps, row_limits
 

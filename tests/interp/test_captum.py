@@ -10,7 +10,6 @@ import torch
 from faithful import reader
 from prompted import language_model
 from refusals import refuses
-
 import ssmscope
 from ssmscope.data.text import text_data
 from ssmscope.errors import InputError

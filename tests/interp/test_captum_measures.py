@@ -5,7 +5,6 @@ import pytest
 import torch
 from captum.metrics import sensitivity_max
 from prompted import few, reader
-
 import ssmscope
 from ssmscope.errors import InputError
 from ssmscope.interp.explain.scored_text import kind_of

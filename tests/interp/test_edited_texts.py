@@ -5,7 +5,6 @@ import pytest
 from examples import random_example
 from loud import loud
 from refusals import refuses
-
 import ssmscope
 from ssmscope.api.results import Result
 from ssmscope.core.edits import new_state

@@ -12,7 +12,6 @@ from drawn import drawn, outside, overlapping, panels_of, typed
 from exhaustive import ALL
 from matplotlib.colors import to_hex
 from seen import render
-
 from ssmscope.api.provenance import record_provenance
 from ssmscope.interp.explain import views
 from ssmscope.interp.explain.result import Explanation

@@ -9,7 +9,6 @@ import torch
 from bags import bag, by_position, by_word, texts
 from faithful import WORDS, lines, random_scores, reader
 from refusals import refuses
-
 import ssmscope
 from ssmscope.errors import InputError
 from ssmscope.interp.explain.scored_text import Scores

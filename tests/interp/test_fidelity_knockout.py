@@ -5,7 +5,6 @@ import pytest
 import torch
 from examples import random_example
 from loud import loud
-
 import ssmscope
 from ssmscope.core.attention_layers import attention_numbers
 from ssmscope.core.cuts import cut_attention, cut_edges

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from bags import bag, by_word, texts
 from refusals import refuses
-
 from ssmscope.errors import InputError
 from ssmscope.interp.fidelity import fidelity_auc
 from ssmscope.interp.fidelity.measures import MEASURES

@@ -10,7 +10,6 @@ import torch
 from bags import bag, by_position, by_word, texts
 from faithful import reader
 from refusals import refuses
-
 from ssmscope.core.bootstrap import resampled_means
 from ssmscope.core.ties import spearman
 from ssmscope.errors import InputError

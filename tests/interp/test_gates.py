@@ -4,7 +4,6 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-
 import ssmscope
 from ssmscope import ops
 from ssmscope.data.text import text_data

@@ -6,7 +6,6 @@ from examples import EXAMPLES, random_example
 from exhaustive import few
 from loud import loud
 from refusals import refuses
-
 import ssmscope
 from ssmscope.api.results import Result
 from ssmscope.core.model import Model

@@ -7,7 +7,6 @@ import pytest
 import torch
 from examples import random_example
 from loud import loud
-
 import ssmscope
 from ssmscope.core.model import Model
 from ssmscope.data.text import text_data

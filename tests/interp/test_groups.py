@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 from refusals import refuses
-
 import ssmscope
 
 TEXT = "A dull start. But what an ending!\nGo and see it"

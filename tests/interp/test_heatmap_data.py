@@ -11,7 +11,6 @@ from drawn import drawn, labels, outside, overlapping, said, texts_of
 from examples import random_example
 from matplotlib.figure import Figure
 from refusals import refuses
-
 from ssmscope import cli
 from ssmscope.core.model import Model
 from ssmscope.data.text import text_data

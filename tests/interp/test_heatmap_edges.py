@@ -11,7 +11,6 @@ from bags import tokenizer
 from examples import random_example
 from loud import loud
 from refusals import refuses
-
 from ssmscope.core.model import Model
 from ssmscope.data.text import text_data
 from ssmscope.errors import InputError

@@ -11,7 +11,6 @@ from bags import tokenizer
 from examples import random_example
 from faithful import lines, reader
 from refusals import refuses
-
 from ssmscope.core.bootstrap import estimate, ratio, resampled_means, resampled_sums
 from ssmscope.core.model import Model
 from ssmscope.data.text import text_data

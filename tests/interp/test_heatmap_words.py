@@ -6,7 +6,6 @@ import re
 
 import numpy as np
 import pytest
-
 import ssmscope
 from ssmscope.core.bootstrap import Estimate
 from ssmscope.data.text import text_data

@@ -10,7 +10,6 @@ from examples import TEXTS, random_example
 from faithful import reader
 from loud import loud
 from refusals import refuses
-
 from ssmscope.core.model import Model
 from ssmscope.errors import InputError
 from ssmscope.interp.explain.scored_text import Scores

@@ -8,7 +8,6 @@ import torch
 from loud import loud
 from PIL import Image
 from transformers import Mamba2Config
-
 import ssmscope
 from ssmscope import cli
 from ssmscope.networks.classifier import SSMClassifierConfig, SSMForSequenceClassification

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import torch
 from refusals import refuses
-
 import ssmscope
 from ssmscope.errors import InputError
 from ssmscope.interp.baselines import baseline_embeddings

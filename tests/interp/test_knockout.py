@@ -7,7 +7,6 @@ from examples import random_example, relative
 from loud import loud
 from planned import tiny_model
 from refusals import refuses
-
 import ssmscope
 from ssmscope.api.results import Result
 from ssmscope.core.cuts import cut_attention, cut_convolution, cut_edges

@@ -12,7 +12,6 @@ from bags import bag, texts
 from examples import random_example
 from faithful import reader
 from refusals import refuses
-
 import ssmscope
 from ssmscope.core.encoding import Batch
 from ssmscope.core.model import Model

@@ -15,7 +15,6 @@ from refusals import refuses
 from small_models import language_model
 from torch import Tensor, nn
 from torch.nn.functional import logsigmoid, silu, softplus
-
 import ssmscope
 from ssmscope.core import batching
 from ssmscope.core.mixers import adapter_for, fast_scan, mixers

@@ -12,7 +12,6 @@ from loud import loud
 from refusals import refuses
 from torch import Tensor, nn
 from warm import PLAIN
-
 import ssmscope
 import ssmscope.core.model
 from ssmscope import ops

@@ -10,7 +10,6 @@ from examples import TEXTS, random_example
 from faithful import lines, reader
 from loud import loud
 from refusals import refuses
-
 from ssmscope.core import batching
 from ssmscope.core.model import Model
 from ssmscope.data.text import text_data

@@ -9,7 +9,6 @@ import torch
 from examples import TEXTS, random_example
 from loud import loud
 from refusals import refuses
-
 import ssmscope
 from ssmscope import ops
 from ssmscope.core import batching

@@ -9,7 +9,6 @@ from examples import random_example
 from matplotlib.text import Text
 from refusals import refuses
 from seen import render
-
 import ssmscope
 from ssmscope import cli
 from ssmscope.core.model import Model

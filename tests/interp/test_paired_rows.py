@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-
 from ssmscope.errors import InputError
 from ssmscope.interp.paired import Paired, differences, paired_rows
 from ssmscope.render.blocks import TokenRow, TokenRows, TokenText

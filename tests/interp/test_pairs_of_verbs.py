@@ -5,7 +5,6 @@ import json
 import numpy as np
 import pytest
 import torch
-
 import ssmscope
 from ssmscope.api.analysis import Call
 from ssmscope.core.edits import Edit, recorded

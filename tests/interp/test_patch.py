@@ -9,7 +9,6 @@ from examples import random_example
 from exhaustive import in_turns
 from loud import TrueFloat64, doubled, loud
 from refusals import refuses
-
 import ssmscope
 from ssmscope.api.results import Result
 from ssmscope.core.edits import new_state, recorded, replaced

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 import torch
 from refusals import refuses
-
 import ssmscope
 from ssmscope.core.edits import recorded, replaced
 from ssmscope.errors import InputError

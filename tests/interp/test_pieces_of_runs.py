@@ -10,7 +10,6 @@ import torch
 from examples import random_example
 from loud import loud
 from refusals import refuses
-
 import ssmscope
 from ssmscope.core import batching
 from ssmscope.core.edits import replaced

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from bags import LABELS
 from refusals import refuses
-
 from ssmscope.data.text import load_text, text_data
 from ssmscope.errors import InputError
 from ssmscope.interp.explain.result import Explanation

@@ -4,7 +4,6 @@ import math
 
 import numpy as np
 import pytest
-
 from ssmscope.interp.attention.maps import Readouts
 from ssmscope.interp.attention.measure import Reader
 

@@ -8,7 +8,6 @@ from refusals import refuses
 from torch import Tensor, nn
 from torch.nn.functional import gelu, silu
 from transformers.models.mamba.modeling_mamba import MambaRMSNorm
-
 from ssmscope.core.affine import is_norm
 from ssmscope.core.blocks import ATTENTION, EXPERTS, FEED_FORWARD, GATED, LATENT, BlockPart, block_part, of_hybrids
 from ssmscope.core.intercept import override_forward

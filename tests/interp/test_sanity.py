@@ -11,7 +11,6 @@ from examples import HALVES, TEXTS, random_example
 from loud import loud
 from refusals import refuses
 from seen import render
-
 from ssmscope.core.model import Model
 from ssmscope.errors import InputError
 from ssmscope.interp.explain.scored_text import Scores

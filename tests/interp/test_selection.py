@@ -12,7 +12,6 @@ from examples import random_example
 from exhaustive import ALL
 from refusals import refuses
 from seen import render
-
 from ssmscope.core.model import Model
 from ssmscope.core.trace import Trace
 from ssmscope.errors import InputError

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 import torch
 from refusals import refuses
-
 from ssmscope.core.encoding import Batch
 from ssmscope.core.tokenizing import Spelled
 from ssmscope.interp.spans import find_piece, fold_text, positions_of, span_name, spelling, words_at

@@ -7,7 +7,6 @@ from examples import random_example, relative
 from exhaustive import in_turns
 from loud import loud
 from refusals import refuses
-
 import ssmscope
 from ssmscope.api.results import Result
 from ssmscope.core.edits import edited, recorded

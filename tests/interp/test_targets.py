@@ -17,7 +17,6 @@ from tokenizers.models import BPE, WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 from torch import nn
 from transformers import PreTrainedTokenizerFast
-
 import ssmscope
 from ssmscope.core import batching
 from ssmscope.core.intercept import observe

@@ -13,7 +13,6 @@ from refusals import refuses
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from transformers import GenerationConfig
-
 import ssmscope
 from ssmscope.api.options import noted
 from ssmscope.core.edits import recorded
@@ -174,13 +173,9 @@ def test_files_that_do_not_fit(tmp_path):
     refuses("cannot read", ControlVector.load, file, model)
     refuses("cannot read", ControlVector.load, tmp_path / "absent", model)
     refuses(
-        "toward=… has no effect with vector=…",
-        ssmscope.steer,
-        model,
-        model.encode(ids=TEXTS),
-        vector=file,
+        "toward=… has no effect with vector=…", ssmscope.steer, model, model.encode(ids=TEXTS), vector=file,
         toward=TOWARD,
-    )
+    )  # fmt: skip
     refuses("no text to steer to or from", ssmscope.steer, model, model.encode(ids=TEXTS))
 
 

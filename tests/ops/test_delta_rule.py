@@ -4,7 +4,6 @@ import pytest
 import torch
 from examples import relative
 from refusals import refuses
-
 from ssmscope import ops
 from ssmscope.ops import delta_rule, survival
 

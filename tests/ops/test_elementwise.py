@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-
 from ssmscope import ops
 from ssmscope.ops import diagonal
 

@@ -6,7 +6,6 @@ from dataclasses import replace
 import pytest
 import torch
 from defined_maps import FORMS, channels, draw, means, near, surroundings
-
 from ssmscope import ops
 from ssmscope.ops import Recurrence, pooled, terms
 from ssmscope.ops.terms import GateAndTaps

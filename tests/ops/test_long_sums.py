@@ -3,7 +3,6 @@
 import pytest
 import torch
 from torch import Tensor
-
 from ssmscope import ops
 from ssmscope.ops import survival
 

@@ -6,7 +6,6 @@ import pytest
 import torch
 from refusals import refuses
 from torch import Tensor
-
 from ssmscope import ops
 from ssmscope.core import paths
 from ssmscope.core.linearized import InputMap, LinearizedLayer, OutputMap, Path

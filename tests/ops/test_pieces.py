@@ -7,7 +7,6 @@ import pytest
 import torch
 from small_pieces import REFUSALS, SIZES, make_small
 from torch import Tensor
-
 from ssmscope import ops
 from ssmscope.ops import DeltaRecurrence, Recurrence, survival
 

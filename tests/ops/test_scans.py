@@ -4,7 +4,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-
 from ssmscope import backends, ops
 from ssmscope.backends.c import selective_scan
 from ssmscope.ops import Recurrence, diagonal, scans, ssd

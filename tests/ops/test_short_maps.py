@@ -8,7 +8,6 @@ from defined_maps import AROUND, FORMS, channels, draw, in_cells, means, near, s
 from exhaustive import ALL, in_turns
 from refusals import refuses
 from small_pieces import make_small
-
 from ssmscope import ops
 from ssmscope.ops import Recurrence, pooled, triangle
 from ssmscope.ops.terms import GateAndTaps

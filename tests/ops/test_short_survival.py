@@ -8,7 +8,6 @@ import torch
 from defined_maps import draw
 from refusals import refuses
 from small_pieces import make_small
-
 from ssmscope import ops
 from ssmscope.ops import DeltaRecurrence, Recurrence, survival
 from ssmscope.ops.recurrence import by_head

@@ -6,7 +6,6 @@ import pytest
 import torch
 from defined_maps import FORMS, draw
 from refusals import refuses
-
 from ssmscope import ops
 from ssmscope.ops import DeltaRecurrence, Recurrence, scans, terms
 from ssmscope.ops.recurrence import along, check_one_way, smallest_exponent, straight

@@ -3,7 +3,6 @@
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
-
 from ssmscope import ops
 from ssmscope.ops import Recurrence, diagonal, wide
 

@@ -8,7 +8,6 @@ import pytest
 from bags import LABELS, bag, texts
 from planned import jobs_of, tiny_model
 from refusals import refusal
-
 import ssmscope
 from ssmscope.core.bootstrap import INTERVALS
 from ssmscope.data.pixels import PixelData

@@ -1,11 +1,8 @@
 """Long work says first how long it takes: the time of a trial, scaled, and the trial changes nothing."""
 
-import time
-
 import pytest
 import torch
 from examples import random_example
-
 from ssmscope.core.model import Model
 from ssmscope.probes import long_rows
 from ssmscope.probes.lens import training
@@ -51,9 +48,12 @@ def test_a_fit_of_a_lens_is_announced_by_a_step_that_changes_nothing(monkeypatch
     fitting._gradients, fitting._order = gradients, lambda: [[0, 1], [2]]
     monkeypatch.setattr(training.time, "perf_counter", lambda: now[0])
     fitting._announce()
-    # 100 steps of 6 s, and 11 looks at 80 tokens, of which a step has 40, without the backward pass.
-    # 18 of 100 steps are 18 % of it, 116 s; 19 are more than two minutes.
-    told = "at most 100 steps, about 10.7 min; steps=18 takes 2.0 min, batch_tokens=… makes a step shorter"
-    assert ran == [[0], [0, 1]] and said == [told]
-    assert 100 * 6 + 11 * 2 * 6 / 3 == 644
-    assert time.perf_counter() == 9.0
+    # 100 steps of 4 s, as 30 of their 40 tokens take 3 s, and 11 looks at 80 tokens without the backward pass.
+    # 26 steps with 2 and more looks take 116 s; 27 are more than two minutes.
+    told = "at most 100 steps, about 7.2 min; steps=26 takes 2.0 min, batch_tokens=… makes a step shorter"
+    assert ran == [[0], [0]] and said == [told]
+    assert 100 * 4 + 11 * 4 / 3 * 80 / 40 == pytest.approx(7.2 * 60, abs=3)
+    now[0] = 0.0
+    fitting.choosing.lengths[:] = [6000]
+    fitting._announce()  # A look takes 200 s.
+    assert "steps=" not in said[-1]

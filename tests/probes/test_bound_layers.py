@@ -7,7 +7,6 @@ import pytest
 import torch
 from examples import FEW, TEXTS, random_example
 from loud import loud
-
 from ssmscope import ops
 from ssmscope.core.model import Model
 from ssmscope.errors import InputError

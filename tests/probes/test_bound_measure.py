@@ -11,7 +11,6 @@ from handmade import HEADS, STATE, WIDTH, drawn_layer, steps_of
 from loud import loud
 from refusals import refuses
 from theorem import make
-
 from ssmscope import ops
 from ssmscope.core.model import Model
 from ssmscope.core.trace import LayerTrace

@@ -4,7 +4,6 @@ import math
 
 import numpy as np
 import pytest
-
 from ssmscope.probes.bound.terms import log_lower_bound, log_sums, softplus
 
 SSM = dict[str, np.ndarray]

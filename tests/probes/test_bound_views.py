@@ -5,7 +5,6 @@ import math
 import pytest
 import torch
 from theorem import make, numbers
-
 from ssmscope.errors import InputError
 from ssmscope.probes.bound import generalization_bound
 from ssmscope.probes.bound.result import GeneralizationBound

@@ -8,7 +8,6 @@ import torch
 from examples import random_example
 from loud import loud
 from refusals import refuses
-
 import ssmscope
 from ssmscope.core.model import Model
 from ssmscope.probes.bound import generalization_bound

@@ -9,14 +9,12 @@ import torch
 from loud import loud
 from refusals import refuses
 from transformers import Mamba2Config, Mamba2ForCausalLM
-
 import ssmscope
 from ssmscope.zoo.tokenizers import train_byte_pairs
 
 lm_eval = pytest.importorskip("lm_eval", reason="benchmarks need lm-eval: pip install '.[lm-eval]'")
 
 from lm_eval.models.huggingface import HFLM  # noqa: E402
-
 import ssmscope.probes.evaluate.harness  # noqa: E402, F401  (it tells the harness of our model)
 from ssmscope.probes.evaluate import measure  # noqa: E402
 

@@ -13,7 +13,6 @@ from examples import random_example
 from loud import loud
 from refusals import refuses
 from theorem import exact_sums, log_fraction, make, numbers
-
 import ssmscope
 from ssmscope import ops
 from ssmscope.api.results import Result

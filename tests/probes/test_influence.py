@@ -12,7 +12,6 @@ from loud import TrueFloat64, doubled, loud
 from torch import nn
 from transformers import PretrainedConfig, PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutput
-
 from ssmscope import ops
 from ssmscope.core import mixers
 from ssmscope.core.bootstrap import FEWER_DRAWS, RESAMPLES

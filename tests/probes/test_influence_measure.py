@@ -10,7 +10,6 @@ import torch
 from examples import TEXTS, random_example
 from handmade import halving, reach
 from loud import loud
-
 from ssmscope.core.model import Model
 from ssmscope.errors import InputError
 from ssmscope.probes.influence import measure

@@ -8,7 +8,6 @@ import pytest
 import torch
 from handmade import NOISE, halving, reach
 from refusals import refuses
-
 from ssmscope.probes.influence import reach as reaching
 from ssmscope.probes.influence.reach import SHARES, noise_of
 

@@ -8,7 +8,6 @@ import torch
 from examples import TEXTS, random_example
 from loud import loud
 from refusals import refuses
-
 from ssmscope.core.model import Model
 from ssmscope.interp.methods.gradients import keep_outputs
 from ssmscope.probes.influence.similarity import blocks_of, mean_cosine, similarity_of, spread

@@ -6,7 +6,6 @@ import torch
 from examples import HALVES, TEXTS, random_example
 from loud import loud
 from refusals import refuses
-
 import ssmscope
 from ssmscope.core import batching
 from ssmscope.core.model import Model

@@ -14,7 +14,6 @@ from transformers import Mamba2Config, Mamba2ForCausalLM, MambaConfig, MambaForC
 pytest.importorskip("tuned_lens")
 
 from tuned_lens import TunedLens  # noqa: E402
-
 import ssmscope  # noqa: E402
 from ssmscope.core.model import Model  # noqa: E402
 from ssmscope.errors import InputError  # noqa: E402

@@ -14,7 +14,6 @@ from transformers import Mamba2Config, Mamba2ForCausalLM
 
 pytest.importorskip("tuned_lens")
 from killed import killed
-
 import ssmscope  # noqa: E402
 import ssmscope.probes.lens.lenses as lenses  # noqa: E402
 from ssmscope.core.mixers import fast_scan  # noqa: E402

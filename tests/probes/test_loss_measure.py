@@ -6,7 +6,6 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from refusals import refuses
-
 from ssmscope.core.bootstrap import estimates, resampled_sums
 from ssmscope.errors import InputError
 from ssmscope.probes.loss import measure

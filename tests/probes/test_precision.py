@@ -11,7 +11,6 @@ import torch
 from examples import random_example
 from loud import loud
 from planned import tiny_model
-
 import ssmscope
 from ssmscope import ops
 from ssmscope.core.bootstrap import Estimate

@@ -10,7 +10,6 @@ import torch
 from examples import random_example
 from loud import loud
 from planned import tiny_model
-
 import ssmscope
 from ssmscope.core.attention_layers import AttentionState
 from ssmscope.core.cuts import cut_attention

@@ -11,7 +11,6 @@ from loud import loud
 from refusals import refused
 from torch import nn
 from transformers import Mamba2Config, Mamba2ForCausalLM, MambaConfig, MambaForCausalLM
-
 import ssmscope
 import ssmscope.loading
 from ssmscope.core.bootstrap import share

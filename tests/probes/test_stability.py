@@ -11,7 +11,6 @@ from loud import loud
 from refusals import refuses
 from torch import nn
 from torch.nn.functional import softplus
-
 import ssmscope
 from ssmscope import ops
 from ssmscope.api.results import Result

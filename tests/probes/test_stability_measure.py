@@ -12,7 +12,6 @@ import torch
 from examples import EXAMPLES, random_example
 from handmade import HEADS, STATE, drawn_layer, steps_of
 from loud import loud
-
 from ssmscope import ops
 from ssmscope.core.mixers import mixers
 from ssmscope.core.model import Model

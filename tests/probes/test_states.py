@@ -12,7 +12,6 @@ from examples import FEW, TEXTS, random_example, relative
 from loud import loud
 from refusals import refuses
 from safetensors.torch import load_file, save_file
-
 import ssmscope
 from ssmscope.core.edits import replaced
 from ssmscope.core.model import Model

@@ -13,7 +13,6 @@ from tokenizers.models import WordLevel
 from tokenizers.processors import TemplateProcessing
 from torch import nn
 from transformers import MambaConfig, MambaForCausalLM, PreTrainedTokenizerFast
-
 import ssmscope
 from ssmscope.core.model import Model
 from ssmscope.errors import InputError

@@ -7,7 +7,6 @@ import torch
 from examples import TEXTS, random_example
 from loud import loud
 from refusals import refuses
-
 import ssmscope
 from ssmscope.core.model import Model
 

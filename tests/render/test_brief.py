@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 from rich.console import Console, Group
 from rich.text import Text
-
 import ssmscope
 from ssmscope.cli import run
 from ssmscope.core.bootstrap import Estimate

@@ -3,7 +3,6 @@
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator
-
 from ssmscope.render.layout import FittedLayout
 
 LONG = "one two three four five six seven eight nine ten"

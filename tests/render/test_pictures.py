@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 from PIL import Image
-
 from ssmscope.render.blocks import Picture
 from ssmscope.render.html import block_html
 from ssmscope.render.pictures import DARKEN, PHOTO, dark_data_uri

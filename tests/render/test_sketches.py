@@ -6,7 +6,6 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from markupsafe import Markup
-
 from ssmscope.api.results import Result
 from ssmscope.attacks.position.result import PositionBias
 from ssmscope.core.bootstrap import Estimate

@@ -10,7 +10,6 @@ import pytest
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure, SubFigure
-
 import ssmscope
 from ssmscope.api.results import Result
 from ssmscope.errors import InputError

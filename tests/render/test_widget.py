@@ -13,7 +13,6 @@ import pytest
 import reported
 from attended import IMAGE, make, make_text
 from refusals import refuses
-
 from ssmscope.errors import InputError
 
 pytest.importorskip("anywidget", reason="the widget needs anywidget: pip install '.[notebook]'")

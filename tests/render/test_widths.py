@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 from drawn import TEXT_WIDTH, assert_fits
-
 from ssmscope.api.results import Result
 from ssmscope.render.figure import Frame, Sheet, framed
 

@@ -4,7 +4,6 @@ import json
 import re
 
 import pytest
-
 from ssmscope.api.dimensions import dimensions
 from ssmscope.data.text import load_text
 from ssmscope.reports.plan import SHIPPED_PLANS, read_plan

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 import pandas as pd
 import pytest
 import reported
-
 from ssmscope.api.results import Result
 from ssmscope.render.blocks import Custom, TokenRows
 

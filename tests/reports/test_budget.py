@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 from refusals import refused, refuses
-
 from ssmscope.errors import InputError
 from ssmscope.reports.budget import (
     FLOPS,

@@ -9,7 +9,6 @@ from bags import bag, texts
 from huggingface_hub import EvalResult, ModelCard
 from refusals import refuses
 from reported import entry, failed
-
 import ssmscope
 from ssmscope.core.bootstrap import Estimate
 from ssmscope.reports.cards import BEGIN, END, card, section, write_cards

@@ -11,7 +11,6 @@ import pytest
 from exhaustive import ALL
 from planned import TEXT, jobs_of, numbers, run, tiny_model, unpainted
 from refusals import refuses
-
 import ssmscope.loading.load
 from ssmscope.api.sharding import parts
 from ssmscope.api.sharding.workers import Setting, connected, lacking

@@ -14,7 +14,6 @@ from matplotlib.figure import Figure
 from planned import planned
 from refusals import refused, refuses
 from reported import PROVENANCE, entry
-
 from ssmscope.api.results import Result
 from ssmscope.errors import InputError, Unanswerable
 from ssmscope.reports import page, plain_yaml, running

@@ -13,7 +13,6 @@ import reported
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from refusals import refuses
-
 from ssmscope.render.markup import LATEX, for_latex
 from ssmscope.render.pictures import MAX_SVG_BYTES, data_uri, encode_figure
 from ssmscope.render.table import MAX_CELL_CHARACTERS

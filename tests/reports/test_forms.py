@@ -7,7 +7,6 @@ from typing import Annotated, Literal
 
 import pandas as pd
 import pytest
-
 from ssmscope.api.options import NO_EFFECT, Reads
 from ssmscope.api.signatures import options_of
 from ssmscope.errors import InputError

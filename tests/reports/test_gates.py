@@ -10,7 +10,6 @@ from planned import planned
 from refusals import refused, refuses
 from reported import entry, failed
 from scipy.stats import binom
-
 from ssmscope.api.scores import Score
 from ssmscope.core.bootstrap import Estimate, estimate, resampled_sums, wilson_interval
 from ssmscope.errors import InputError

@@ -6,7 +6,6 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
-
 import ssmscope
 from ssmscope.api.scores import Score
 from ssmscope.data.text import load_text

@@ -5,7 +5,6 @@ from types import SimpleNamespace
 import pytest
 import reported
 from fading import fading
-
 import ssmscope
 from ssmscope.api.scores import Score
 from ssmscope.attacks.noise.typos import with_typos

@@ -13,7 +13,6 @@ from examples import relative
 from huggingface_hub.errors import LocalTokenNotFoundError
 from huggingface_hub.utils import filter_repo_objects
 from refusals import refusal
-
 import ssmscope
 from ssmscope.core.known_models import demos
 from ssmscope.loading.load import trained_examples, trained_on

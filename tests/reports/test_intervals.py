@@ -7,7 +7,6 @@ from statistics import NormalDist
 import numpy as np
 import pytest
 from scipy.stats import binom
-
 from ssmscope.api.scores import Score
 from ssmscope.core.bootstrap import Estimate, resampled_sums, wilson_interval
 from ssmscope.reports.intervals import Counts, chance_beyond, difference, interval, paired_shares

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 from planned import MINIMAL, jobs_of, planned, tiny_model
 from refusals import refuses
-
 from ssmscope.api import analyses as registry
 from ssmscope.api.analysis import Call
 from ssmscope.api.inputs import MODEL_KINDS

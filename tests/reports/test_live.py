@@ -7,7 +7,6 @@ import re
 import numpy as np
 import pytest
 from refusals import refuses
-
 import ssmscope
 from ssmscope import cli
 from ssmscope.api.analyses import analysis_of

@@ -12,7 +12,6 @@ import reported
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from matplotlib.figure import Figure
-
 from ssmscope.api.scores import Score
 from ssmscope.render.blocks import Custom
 from ssmscope.render.tokens import spell_tokens, visible

@@ -10,7 +10,6 @@ import pytest
 import yaml
 from planned import MINIMAL, planned
 from refusals import refused
-
 import ssmscope.loading.load
 from ssmscope import cli
 from ssmscope.api import analyses as registry

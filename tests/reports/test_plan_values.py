@@ -5,7 +5,6 @@ from typing import Any
 
 from planned import planned
 from refusals import refuses
-
 from ssmscope.errors import InputError
 from ssmscope.reports.plain_yaml import read_yaml
 

@@ -10,7 +10,6 @@ import pytest
 from described import check, of_table
 from planned import planned
 from refusals import refused, refuses
-
 from ssmscope.api.scores import Score
 from ssmscope.core.bootstrap import Estimate
 from ssmscope.reports.gate_files import FILES, gates_headline, gates_table, is_failure, junit, note, told, write_gates

@@ -16,7 +16,6 @@ import pytest
 import torch
 from planned import TEXT, jobs_of, numbers, run, tables, tiny_model, unpainted
 from refusals import refuses
-
 import ssmscope
 import ssmscope.loading.load
 from ssmscope import cli

@@ -9,7 +9,6 @@ import pytest
 from bags import LABELS
 from described import check, of_figure, of_table, tags
 from fading import fading
-
 import ssmscope
 from ssmscope.api.scores import Score
 from ssmscope.data.text import text_data

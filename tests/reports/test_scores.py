@@ -10,7 +10,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from refusals import refuses
-
 import ssmscope
 from ssmscope.api.analyses import analyses, result_homes
 from ssmscope.api.analysis import Call

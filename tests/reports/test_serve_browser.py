@@ -7,7 +7,6 @@ import shutil
 import socket
 
 import pytest
-
 from ssmscope.loading.load import load
 from ssmscope.reports.live import Live, predictions
 from ssmscope.reports.serving import EXAMPLE, start

@@ -7,7 +7,6 @@ import socket
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
 from ssmscope.loading.load import load
 from ssmscope.reports import live as forms
 from ssmscope.reports import serving

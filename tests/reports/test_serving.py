@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 from refusals import refuses
-
 from ssmscope.core.encoding import MAX_CHARACTERS_PER_TOKEN
 from ssmscope.reports import serving
 from ssmscope.reports.live import Answer

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 from planned import planned
 from refusals import refused, refuses
-
 from ssmscope.api.inputs import PIXEL_CLASSIFIER, TEXT_CLASSIFIER
 from ssmscope.errors import InputError
 from ssmscope.reports import keys, sources

@@ -2,7 +2,6 @@
 
 import pandas as pd
 from stand_ins import NAN, Stand, beside, e, said, shown
-
 from ssmscope.render.table import MAX_COMPARED_ROWS, in_percent
 from ssmscope.render.table import with_interval as as_text
 from ssmscope.reports.grouping import MAX_VERDICT_CHARACTERS

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 from described import check, of_table
 from stand_ins import Stand, beside, e, said
-
 from ssmscope.api import analyses as registry
 from ssmscope.api.results import Result
 from ssmscope.attacks.noise.result import NoiseLevel

@@ -10,7 +10,6 @@ import pytest
 import torch
 from refusals import refuses
 from written_rows import write_rows
-
 import ssmscope
 from ssmscope.zoo.documents import bits_per_character, document_data, load_documents
 from ssmscope.zoo.training import train_model

@@ -8,7 +8,6 @@ import pytest
 import torch
 from exhaustive import ALL
 from refusals import refuses
-
 import ssmscope
 from ssmscope.core.edits import recorded, replaced
 from ssmscope.zoo.compiled import FAMILIES, TASKS, compiled, pairs_of

@@ -10,7 +10,6 @@ import pytest
 import torch
 from rich.console import Console
 from torch import Tensor
-
 from ssmscope.core.mixers import fast_scan
 from ssmscope.data.tokens import TokenData
 from ssmscope.ops import compiling, wide

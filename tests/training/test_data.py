@@ -6,7 +6,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 from refusals import refuses
-
 from ssmscope.data.stories import NAMES
 from ssmscope.data.text import TextData
 from ssmscope.data.tokens import IGNORED

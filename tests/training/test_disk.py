@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 import torch
 from refusals import refused, refuses
-
 from ssmscope.api.checkpoint import continued, read_json, save_state
 from ssmscope.api.writing import locked
 from ssmscope.errors import InputError

@@ -10,7 +10,6 @@ import torch
 from mixture import SIZES, write_mixture
 from refusals import refuses
 from safetensors.torch import load_file
-
 import ssmscope
 from ssmscope import cli
 from ssmscope.core.mixers import fast_scan

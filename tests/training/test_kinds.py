@@ -12,7 +12,6 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from warm import TRANSFORMERS
-
 import ssmscope
 from ssmscope.probes.bound.terms import norms_of, theorem_model
 from ssmscope.zoo.baleen import information_loss

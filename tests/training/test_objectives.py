@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
-
 from ssmscope.core.bootstrap import wilson_interval
 from ssmscope.data.babi import QuestionData, QuestionTokens, question_tokens, questions
 from ssmscope.data.tokens import IGNORED, TokenData

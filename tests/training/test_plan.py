@@ -7,7 +7,6 @@ import json
 from pathlib import Path
 
 import pytest
-
 from ssmscope import cli
 from ssmscope.errors import InputError
 from ssmscope.zoo.training import train_model

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 import torch
-
 from ssmscope.data.pixels import load_pixels
 from ssmscope.zoo.training import train_model
 from ssmscope.zoo.training.fitting import Fit, Recording, can_record_training

@@ -6,7 +6,6 @@ import statistics
 
 import pytest
 import torch
-
 import ssmscope
 from ssmscope.core.known_models import demos
 from ssmscope.core.mixers import fast_scan

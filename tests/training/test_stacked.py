@@ -6,7 +6,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-
 import ssmscope
 from ssmscope.zoo.sequences import majority
 from ssmscope.zoo.training import train_model

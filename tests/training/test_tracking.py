@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 from refusals import refusal, refused
-
 from ssmscope.zoo.training import train_model
 from ssmscope.zoo.training.tracking import TRACKERS, epoch_numbers, trackers_of
 

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from described import Drawn, briefly, check, of_figure, results_of, spread, whole
 from drawn import drawn, outside, overlapping
-
 from ssmscope.attacks.insertion.result import InsertionCurve, InsertionSweep, Place
 from ssmscope.attacks.overflow.result import Filled, OverflowCurve, StateOverflow
 from ssmscope.attacks.poisoning.result import NAMES, Alarm, Poisoned, StatePoisoning, Victim

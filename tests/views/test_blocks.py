@@ -15,7 +15,6 @@ from matplotlib.figure import Figure
 from PIL import Image
 from rich.console import Console
 from rich.text import Text
-
 from ssmscope.core.bootstrap import Estimate
 from ssmscope.render import html, markup, token_rows, worddiff
 from ssmscope.render.blocks import Block, Custom, Picture, Prose, TokenRow, TokenRows, TokenText

@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 from described import results_of
 from views import test_attacks, test_explanations, test_heatmaps, test_interventions, test_probes
-
 from ssmscope.api.results import Result
 
 CASES = {

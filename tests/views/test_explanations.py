@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import torch
 from described import briefly, check, described, of_figure, spread, whole
-
 from ssmscope.errors import InputError
 from ssmscope.interp.attention import figure as attention_figure
 from ssmscope.interp.explain.result import Explanation

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 from described import Drawn, briefly, check, described, in_lines, spread, whole
-
 from ssmscope.core.bootstrap import Estimate
 from ssmscope.interp.heatmap.result import DataHeatmap, KeptGroup, KeptLayer
 from ssmscope.interp.heatmap.scored_text import ScoredText

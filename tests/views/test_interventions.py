@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from described import Drawn, briefly, check, results_of, spread, whole
 from drawn import ONE_COLUMN, TEXT_WIDTH, assert_fits
-
 from ssmscope.attacks.effect.result import AttackEffect, Side
 from ssmscope.interp.ablate.result import Ablation, Unit
 from ssmscope.interp.fidelity.result import Fidelity, fidelity_table

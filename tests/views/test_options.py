@@ -1,7 +1,6 @@
 """Options of every verb: their values and defaults."""
 
 from described import check
-
 from ssmscope.api import analyses
 
 

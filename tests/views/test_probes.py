@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from described import Drawn, briefly, check, results_of, spread, whole
 from drawn import ONE_COLUMN, TEXT_WIDTH, assert_fits
-
 from ssmscope.core.bootstrap import Estimate
 from ssmscope.probes.bound.result import GeneralizationBound
 from ssmscope.probes.bound.terms import LINEAR_P, Gap, LayerTerms, Norms, capacity, gap, log_lower_bound

@@ -12,7 +12,6 @@ import pytest
 from described import check, spread, tags
 from matplotlib.figure import Figure
 from reported import PROVENANCE, entry, failed
-
 from ssmscope.api.results import Result
 from ssmscope.interp.heatmap.scored_text import ScoredText
 from ssmscope.interp.heatmap.text_result import SelectionHeatmap

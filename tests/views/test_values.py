@@ -12,7 +12,6 @@ from described import check
 from matplotlib import font_manager
 from matplotlib.figure import Figure
 from seen import luminance
-
 from ssmscope.core.bootstrap import Estimate
 from ssmscope.interp.heatmap.words import (
     Kind,

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-
 from ssmscope.api.store import Store, removed_if_refused
 from ssmscope.core.progress import progress_bar
 

@@ -297,7 +297,6 @@ def packed(model: Model, measure: Measure) -> bytes:
     import torch
     from ray import cloudpickle
     from torch import nn
-
     from ssmscope.core.edits import edits_of
     from ssmscope.core.model import Model
 

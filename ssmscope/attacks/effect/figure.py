@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure, SubFigure
-
 from ssmscope.attacks.effect.result import AttackEffect
 from ssmscope.render import figure as plot
 from ssmscope.render.colours import BLUES, ramp

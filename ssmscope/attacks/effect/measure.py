@@ -10,7 +10,6 @@ from typing import Literal
 
 import numpy as np
 import torch
-
 from ssmscope.api.options import chosen_layers
 from ssmscope.api.provenance import call_options, record_provenance
 from ssmscope.attacks.effect.result import AttackEffect, Side

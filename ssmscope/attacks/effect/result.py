@@ -11,7 +11,6 @@ from typing import Any, ClassVar
 import numpy as np
 import pandas as pd
 from markupsafe import Markup
-
 from ssmscope.api.results import Result
 from ssmscope.core.ties import descending
 from ssmscope.interp.heatmap.scored_text import ScoredText

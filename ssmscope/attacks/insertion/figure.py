@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-
 from ssmscope.attacks.insertion.result import InsertionCurve, InsertionSweep
 from ssmscope.core.bootstrap import Estimate
 from ssmscope.render import figure as plot

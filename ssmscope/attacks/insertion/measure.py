@@ -7,7 +7,6 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 from jaxtyping import Float, Int
-
 from ssmscope.attacks.curves import Questions, at_step, no_drop, shifts, unknown_tokens
 from ssmscope.attacks.insertion.places import inserted
 from ssmscope.attacks.insertion.result import FIRST, InsertionCurve, Place

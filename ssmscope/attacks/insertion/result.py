@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 from markupsafe import Markup
 from pandas import DataFrame
-
 from ssmscope.api.scores import LOWER, Changed, Score, ScoreMaker, average, first_wrong, lost
 from ssmscope.attacks.closing import AccuracyCurve, Flips, closing, percent, tidy
 from ssmscope.attacks.insertion.places import inserted

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from matplotlib.figure import Figure
-
 from ssmscope.attacks.noise.result import NoiseCurve
 from ssmscope.render import figure as plot
 

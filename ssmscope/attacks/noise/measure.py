@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 from jaxtyping import Float, Int
-
 from ssmscope.attacks.curves import at_step, shifts
 from ssmscope.attacks.noise.result import Mistyped, NoiseLevel
 from ssmscope.core.bootstrap import estimate, share

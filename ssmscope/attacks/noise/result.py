@@ -10,7 +10,6 @@ from typing import Any
 from markupsafe import Markup
 from pandas import DataFrame
 from rich.text import Text
-
 from ssmscope.api.scores import LOWER, Changed, Score, ScoreMaker, average, first_wrong, lost, named
 from ssmscope.attacks.closing import AccuracyCurve, Flips, closing, percent, tidy
 from ssmscope.attacks.words.result import STYLE, in_tags

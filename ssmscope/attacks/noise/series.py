@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import torch
 from jaxtyping import Float
-
 from ssmscope.api.provenance import call_options, record_provenance
 from ssmscope.attacks.curves import no_drop, true_log_odds
 from ssmscope.attacks.noise.measure import measure

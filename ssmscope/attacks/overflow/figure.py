@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
-
 from ssmscope.attacks.overflow.result import StateOverflow
 from ssmscope.render import figure as plot
 

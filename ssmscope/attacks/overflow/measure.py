@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 from einops import rearrange
 from jaxtyping import Float, Int
-
 from ssmscope.attacks.curves import Questions, unknown_tokens
 from ssmscope.attacks.overflow.result import Filled, OverflowCurve
 from ssmscope.core.bootstrap import Estimate, estimate, ratio, resampled_sums

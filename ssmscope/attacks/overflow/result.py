@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 
 from markupsafe import Markup
 from pandas import DataFrame
-
 from ssmscope.api.scores import LOWER, Changed, Score, ScoreMaker, average, first_wrong, lost, named
 from ssmscope.attacks.closing import Accuracy, AccuracyCurve, closing, tidy
 from ssmscope.core.bootstrap import Estimate

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 import numpy as np
 from jaxtyping import Float
-
 from ssmscope.attacks.curves import Questions
 from ssmscope.attacks.poisoning.memory import Trigger, Vocabulary
 from ssmscope.attacks.poisoning.result import MATCHED, SHUFFLED

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-
 from ssmscope.attacks.poisoning.result import NAMES, StatePoisoning
 from ssmscope.core.bootstrap import Estimate
 from ssmscope.render import figure as plot

@@ -8,7 +8,6 @@ from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
-
 from ssmscope.attacks.curves import Questions
 from ssmscope.attacks.poisoning.memory import (
     DETECTORS,

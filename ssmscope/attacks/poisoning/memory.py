@@ -17,7 +17,6 @@ import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
-
 from ssmscope import ops
 from ssmscope.attacks.curves import Questions
 from ssmscope.attacks.insertion.places import inserted

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 from markupsafe import Markup
 from pandas import DataFrame
-
 from ssmscope.api.results import Result
 from ssmscope.api.scores import HIGHER, LOWER, Changed, Score, ScoreMaker, average, lost, named
 from ssmscope.attacks.closing import closing, tidy

@@ -11,7 +11,6 @@ import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
-
 from ssmscope.attacks.curves import Questions
 from ssmscope.attacks.poisoning.memory import (
     NO_TRIGGER,

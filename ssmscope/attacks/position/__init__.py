@@ -81,7 +81,6 @@ def position_bias(
             "other" is used on data of one class.
     """
     import numpy as np
-
     from ssmscope.api.provenance import call_options, record_provenance
     from ssmscope.attacks.position import measure
     from ssmscope.attacks.position.regions import regions_of, windows_of

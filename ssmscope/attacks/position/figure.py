@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-
 from ssmscope.attacks.position.result import PositionBias
 from ssmscope.render import figure as plot
 from ssmscope.render.colours import BLUES

@@ -12,7 +12,6 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
-
 from ssmscope.api.sharding.parts import Columns, over
 from ssmscope.attacks.curves import no_drop
 from ssmscope.attacks.position.regions import Region

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 from markupsafe import Markup
 from pandas import DataFrame
-
 from ssmscope.api.scores import LOWER, Changed, Lost, Score, ScoreMaker, average, first_wrong, lost, named, unordered
 from ssmscope.attacks.closing import Accuracy, AccuracyCurve, closing, percent, tidy
 from ssmscope.core.bootstrap import Estimate

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 
 from matplotlib.figure import Figure
-
 from ssmscope.attacks.names import FROM_PROMPTBENCH
 from ssmscope.attacks.prompts.result import PromptAttack
 from ssmscope.render import figure as plot

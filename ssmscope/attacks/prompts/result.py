@@ -11,7 +11,6 @@ import numpy as np
 from jaxtyping import Int
 from markupsafe import Markup, escape
 from rich.text import Text
-
 from ssmscope.api.results import Result
 from ssmscope.api.scores import HIGHER, LOWER, Changed, Lost, Score, ScoreMaker, average, first_wrong, lost, named
 from ssmscope.attacks.closing import percent, tidy

@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 from jaxtyping import Bool, Int
-
 from ssmscope.attacks.names import PROMPTBENCH, SEMANTIC, Recipe
 from ssmscope.attacks.offline import textattack
 from ssmscope.attacks.recipes import recipe

@@ -39,7 +39,6 @@ if TYPE_CHECKING:
 
     import numpy as np
     from jaxtyping import Float
-
     from ssmscope.attacks.words.result import WordAttack
     from ssmscope.core.model import Model
     from ssmscope.data.text import TextData
@@ -134,7 +133,6 @@ def word_attack(
             words that do not fit.
     """
     import torch
-
     from ssmscope.api.provenance import call_options, record_provenance
     from ssmscope.attacks import offline, recipes
     from ssmscope.attacks.curves import check_data

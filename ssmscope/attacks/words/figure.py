@@ -6,7 +6,6 @@ import math
 
 import numpy as np
 from matplotlib.figure import Figure
-
 from ssmscope.attacks.words.result import WordAttack
 from ssmscope.render import figure as plot
 

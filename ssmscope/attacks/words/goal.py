@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import torch
-
 from ssmscope.attacks.names import Recipe
 from ssmscope.attacks.offline import textattack
 from ssmscope.attacks.recipes import attack_of

@@ -16,7 +16,6 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
-
 from ssmscope.attacks.names import CANDIDATES
 from ssmscope.attacks.words.result import WORD
 from ssmscope.core.batching import by_length

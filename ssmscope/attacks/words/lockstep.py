@@ -15,7 +15,6 @@ from queue import SimpleQueue
 from typing import Any, Generic, TypeVar
 
 import numpy as np
-
 from ssmscope.attacks.names import ACTIVE
 
 R = TypeVar("R")

@@ -11,7 +11,6 @@ import numpy as np
 from jaxtyping import Float
 from markupsafe import Markup
 from rich.text import Text
-
 from ssmscope.api.results import TABLE_ROWS, Result
 from ssmscope.api.scores import HIGHER, LOWER, Changed, Score, ScoreMaker, named
 from ssmscope.core.bootstrap import INTERVALS, Estimate, estimate, ratio, resampled_sums, shares

@@ -15,7 +15,6 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 from torch.autograd.function import once_differentiable
-
 from ssmscope.backends.c import compiler
 from ssmscope.backends.shapes import ChannelMemory, Channels, Keys, PerHead, Rates, Start
 

@@ -26,7 +26,6 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-
 from ssmscope.backends.shapes import Decays, HeadKeys, Inputs, Keys, Memory, PerHead
 from ssmscope.backends.triton import tile_size
 

@@ -15,7 +15,6 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-
 from ssmscope.backends.shapes import ChannelMemory, Channels, Keys, PerHead, Rates, Start
 from ssmscope.backends.triton import power_of_two, with_contiguous_rows
 

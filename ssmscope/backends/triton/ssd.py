@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-
 from ssmscope.backends.shapes import Inputs, Keys, Memory, PerHead
 from ssmscope.backends.triton import tile_size, with_contiguous_rows
 

@@ -13,7 +13,6 @@ import triton
 import triton.language as tl
 from jaxtyping import Float
 from torch import Tensor
-
 from ssmscope.backends.shapes import Keys, PerHead
 
 STEPS = 64

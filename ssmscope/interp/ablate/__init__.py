@@ -97,7 +97,6 @@ def ablate(
     from dataclasses import replace
 
     import numpy as np
-
     from ssmscope.api.provenance import call_options, record_provenance
     from ssmscope.core.ties import descending
     from ssmscope.data.pairs import PairData

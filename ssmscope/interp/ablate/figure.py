@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-
 from ssmscope.interp.ablate.result import Ablation
 from ssmscope.render import figure as plot
 from ssmscope.render.colours import SIGNED

@@ -10,7 +10,6 @@ import numpy as np
 import torch
 from jaxtyping import Bool
 from torch import Tensor
-
 from ssmscope.api.inputs import one_text
 from ssmscope.api.sharding.parts import Columns, over
 from ssmscope.core.edits import Edit, Place, Site, block_parts, blocks_of

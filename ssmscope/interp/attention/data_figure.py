@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from matplotlib.figure import Figure
-
 from ssmscope.interp.attention.maps import title
 from ssmscope.interp.attention.result import DataAttention
 from ssmscope.render import figure as plot

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-
 from ssmscope.interp.attention.maps import CLIP_PERCENTILE, AttendedText, span_name
 from ssmscope.interp.attention.result import NAMED_KEYS, ImplicitAttention, heads_name, row_of, text_of
 from ssmscope.interp.attention.triangles import Triangles

@@ -6,7 +6,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-
 from ssmscope.core.bootstrap import Estimate
 from ssmscope.core.ties import descending
 from ssmscope.outline import Outlined

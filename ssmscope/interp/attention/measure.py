@@ -13,7 +13,6 @@ import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
-
 from ssmscope.api.options import chosen_layers
 from ssmscope.core.attention_layers import attending, attention_layers, attention_numbers
 from ssmscope.core.encoding import Batch

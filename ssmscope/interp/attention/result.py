@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 import pandas as pd
 from markupsafe import Markup
-
 from ssmscope.api.results import TABLE_ROWS, OverTexts, Result
 from ssmscope.core.bootstrap import interval_columns, with_intervals
 from ssmscope.errors import InputError, did_you_mean
@@ -45,7 +44,6 @@ from ssmscope.render.tokens import short_token
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
     from ssmscope.interp.paired import Paired
     from ssmscope.render.figure import Frame
 

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-
 from ssmscope.api.options import chosen_layers
 from ssmscope.api.provenance import record_provenance
 from ssmscope.api.sharding.parts import Columns, over

@@ -13,7 +13,6 @@ from matplotlib.colors import ListedColormap
 from matplotlib.figure import SubFigure
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator
-
 from ssmscope.interp.attention.maps import AttendedText, AttentionMap, causal, limit, title
 from ssmscope.render import figure as plot
 from ssmscope.render.blocks import TokenText

@@ -83,7 +83,6 @@ def circuit(
             the sum of their parts.
     """
     import numpy as np
-
     from ssmscope.api.provenance import record_provenance
     from ssmscope.core.ties import descending
     from ssmscope.data.pairs import read_pairs

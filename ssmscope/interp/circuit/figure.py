@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.patches import FancyArrowPatch
-
 from ssmscope.interp.circuit.result import SINGLE, Circuit
 from ssmscope.render import figure as plot
 from ssmscope.render.numbers import counted

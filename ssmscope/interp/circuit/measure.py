@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import torch
 from torch import Tensor
-
 from ssmscope.core.progress import progress_bar
 from ssmscope.core.roads import EMBEDDING, LOGITS, Edge, RoadRun, Roads, replacing
 from ssmscope.core.ties import difference

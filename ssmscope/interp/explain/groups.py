@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
-
 from ssmscope.core.encoding import Batch
 from ssmscope.errors import InputError
 from ssmscope.interp.explain.scored_text import ExplainedText

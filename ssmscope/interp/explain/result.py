@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 from markupsafe import Markup
-
 from ssmscope.api.results import TABLE_ROWS, OverTexts, Result
 from ssmscope.core.ties import descending, nonzero
 from ssmscope.errors import InputError, did_you_mean
@@ -24,7 +23,6 @@ from ssmscope.render.tokens import short_token, shorten, visible
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
     from ssmscope.render.figure import Frame
 
 ANSWERS = Words("answer at", "positions", "all tokens", "rests on")

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 import numpy as np
 from jaxtyping import Float
 from torch import Tensor
-
 from ssmscope.core.ties import descending, nonzero
 from ssmscope.errors import InputError
 from ssmscope.outline import Outlined

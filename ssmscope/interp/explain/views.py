@@ -6,7 +6,6 @@ import math
 from collections.abc import Iterator, Sequence
 
 import numpy as np
-
 from ssmscope.core.ties import descending
 from ssmscope.interp.explain.scored_text import Attribution, ExplainedText
 from ssmscope.interp.heatmap.text_result import FLAT_REMARK

@@ -126,7 +126,6 @@ def fidelity_auc(
     from fractions import Fraction
 
     import numpy as np
-
     from ssmscope.api.provenance import call_options, record_provenance
     from ssmscope.api.sharding.parts import over
     from ssmscope.core.batching import by_length, tokens_at_once

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 from torch import Tensor
-
 from ssmscope.api.sharding.parts import Columns
 from ssmscope.core.model import Model
 from ssmscope.data.pixels import PixelData

@@ -11,7 +11,6 @@ import torch
 from captum.metrics import infidelity, sensitivity_max
 from jaxtyping import Float
 from torch import Tensor
-
 from ssmscope.interp.explain.scored_text import Method, kind_of
 from ssmscope.interp.fidelity.measures import INFIDELITY
 from ssmscope.interp.methods.from_captum import drawing

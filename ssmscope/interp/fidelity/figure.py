@@ -7,7 +7,6 @@ from typing import Any
 
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-
 from ssmscope.interp.fidelity.measures import LERF, MORF
 from ssmscope.interp.fidelity.result import Fidelity
 from ssmscope.render import figure as plot

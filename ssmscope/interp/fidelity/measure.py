@@ -13,7 +13,6 @@ import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
-
 from ssmscope.core.affine import embedding_table
 from ssmscope.core.batching import by_length, tokens_at_once
 from ssmscope.core.bootstrap import estimates, ratio, resampled_means

@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from markupsafe import Markup
-
 from ssmscope.api.results import Result
 from ssmscope.api.scores import HIGHER, Score, ScoreMaker, named
 from ssmscope.core.bootstrap import Estimate

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-
 from ssmscope.api.options import note
 from ssmscope.core.encoding import Batch
 from ssmscope.core.ends import Ends, Written

@@ -12,7 +12,6 @@ import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
-
 from ssmscope.core.affine import is_plain
 from ssmscope.core.generation import Generation
 from ssmscope.core.intercept import evaluating, observe

@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import pandas as pd
-
 from ssmscope.api.results import TABLE_ROWS, OverTexts, Result
 from ssmscope.core.ties import descending, nonzero
 from ssmscope.outline import Outlined

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-
 from ssmscope.core.bootstrap import Estimate
 from ssmscope.interp.heatmap.result import DataHeatmap, shared_words
 from ssmscope.interp.heatmap.words import shown_words

@@ -10,7 +10,6 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from torch import Tensor
-
 from ssmscope import ops
 from ssmscope.api.options import chosen_layers
 from ssmscope.api.provenance import record_provenance

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import torch
-
 from ssmscope.api.options import chosen_layers
 from ssmscope.api.provenance import record_provenance
 from ssmscope.api.sharding.parts import Columns, over

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 import pandas as pd
-
 from ssmscope.api.results import Result
 from ssmscope.core.bootstrap import Estimate
 from ssmscope.core.ties import descending
@@ -32,7 +31,6 @@ from ssmscope.render.tokens import visible
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
     from ssmscope.interp.paired import Paired
     from ssmscope.render.blocks import Block
     from ssmscope.render.figure import Frame

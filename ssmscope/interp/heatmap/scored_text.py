@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-
 from ssmscope.core.ties import descending
 from ssmscope.interp.heatmap.words import UNKNOWN, is_punctuation, word_groups, word_text
 from ssmscope.render.blocks import OfTokens

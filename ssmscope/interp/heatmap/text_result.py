@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 import pandas as pd
 from markupsafe import Markup
-
 from ssmscope.api.results import TABLE_ROWS, OverTexts, Result
 from ssmscope.core.bootstrap import Estimate
 from ssmscope.errors import InputError
@@ -23,7 +22,6 @@ from ssmscope.render.tokens import short_token
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
     from ssmscope.render.blocks import Block, TokenRows
     from ssmscope.render.figure import Frame
 

@@ -11,7 +11,6 @@ from itertools import chain
 from typing import Literal
 
 import numpy as np
-
 from ssmscope.core.bootstrap import Estimate
 from ssmscope.core.ties import descending
 

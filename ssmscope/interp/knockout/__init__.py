@@ -89,7 +89,6 @@ def knockout(
             heads are single channels, either with the convolution, or the convolution of a layer that has none.
     """
     import numpy as np
-
     from ssmscope.api.provenance import call_options, record_provenance
     from ssmscope.core.mixers import is_bidirectional
     from ssmscope.core.progress import progress_bar

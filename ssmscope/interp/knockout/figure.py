@@ -8,7 +8,6 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, PercentFormatter
-
 from ssmscope.interp.knockout.result import Knockout
 from ssmscope.render import figure as plot
 from ssmscope.render.colours import SIGNED

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import torch
-
 from ssmscope.core.attention_layers import attention_layers, attention_modules, attention_numbers
 from ssmscope.core.batching import tokens_at_once
 from ssmscope.core.cuts import cut_attention, cut_convolution, cut_edges

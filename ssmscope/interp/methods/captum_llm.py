@@ -10,7 +10,6 @@ import torch
 from captum.attr import TextTokenInput
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
-
 from ssmscope.core.model import Model
 from ssmscope.core.weights import weights_constant
 from ssmscope.errors import InputError

@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-
 from ssmscope.core.batching import tokens_at_once
 from ssmscope.core.edits import blocks_of
 from ssmscope.core.intercept import override_forward

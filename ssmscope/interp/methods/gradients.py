@@ -11,7 +11,6 @@ import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
-
 from ssmscope.core.attention_layers import attending
 from ssmscope.core.heads import hidden_vectors
 from ssmscope.core.intercept import observe

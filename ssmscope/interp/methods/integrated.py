@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 from torch import Tensor
-
 from ssmscope.errors import InputError, check_number, check_whole
 from ssmscope.interp.baselines import NEUTRAL, baseline_embeddings, baseline_name, ordinary_tokens, singularity_note
 from ssmscope.interp.explain.scored_text import Scores

@@ -32,10 +32,9 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.functional import gelu, silu
 from torch.nn.utils.parametrize import type_before_parametrizations
-
 from ssmscope.core import affine
 from ssmscope.core.batching import by_length, tokens_at_once
-from ssmscope.core.blocks import UNREAD, BlockPart, block_part, declared_parts
+from ssmscope.core.blocks import UNREAD, Added, BlockPart, block_part, declared_parts
 from ssmscope.core.intercept import evaluating, is_own, override_forward, twin, unhooked
 from ssmscope.core.linearized import LinearizedLayer, Path, as_diagonal, is_elementwise
 from ssmscope.core.mixers import adapter_for, as_returned, check_parts, entered, is_readable, linearize, mixers
@@ -362,7 +361,7 @@ def _rules(
         layer = twin(module)
         constant = affine.offset(layer, what)
         return [(module, lambda x: through_affine(layer, constant, x, one))]
-    if isinstance(module, nn.Embedding):  # Of positions, which are constants.
+    if isinstance(module, nn.Embedding | Added):  # Of positions, which are constants.
         return [(module, lambda x: _rest_map(one, y := twin(module)(x)) * y)]
     if affine.is_plain(module, AFFINE_MODULES):
         return [(module, partial(through_map, twin(module), one=one))]

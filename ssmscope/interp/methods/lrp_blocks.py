@@ -20,7 +20,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import silu
-
 from ssmscope.core.blocks import BlockPart
 from ssmscope.core.intercept import observe, override_forward
 from ssmscope.core.linearized import as_diagonal

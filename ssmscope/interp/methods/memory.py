@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from jaxtyping import Float
 from torch import Tensor
-
 from ssmscope.core.linearized import LinearizedLayer
 from ssmscope.core.model import Model
 from ssmscope.core.trace import LayerTrace

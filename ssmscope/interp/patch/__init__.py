@@ -13,7 +13,6 @@ from ssmscope.errors import InputError, refuse_unused
 if TYPE_CHECKING:
     from numpy import ndarray
     from torch import Tensor
-
     from ssmscope.core.encoding import Batch
     from ssmscope.core.model import Model
     from ssmscope.data.pairs import PairData
@@ -147,7 +146,6 @@ def patch(
     from dataclasses import replace
 
     import numpy as np
-
     from ssmscope.api.inputs import one_text
     from ssmscope.api.provenance import call_options, record_provenance
     from ssmscope.core.progress import progress_bar

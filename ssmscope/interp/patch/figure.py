@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-
 from ssmscope.interp.patch.result import Patching
 from ssmscope.render import figure as plot
 from ssmscope.render.colours import BLUES, SIGNED

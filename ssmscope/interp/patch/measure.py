@@ -11,7 +11,6 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
-
 from ssmscope.core.batching import tokens_at_once
 from ssmscope.core.edits import Edit, Place, Site, edited, new_state, recorded, replaced
 from ssmscope.core.encoding import Batch

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-
 from ssmscope.core.batching import tokens_at_once
 from ssmscope.core.edits import new_state, replaced
 from ssmscope.core.encoding import Batch

@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
-
 from ssmscope.interp.patch.result import PairPatching
 from ssmscope.render import figure as plot
 from ssmscope.render.colours import SIGNED

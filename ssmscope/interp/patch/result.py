@@ -8,7 +8,6 @@ from functools import partial
 
 import numpy as np
 import pandas as pd
-
 from ssmscope.api.results import Result
 from ssmscope.core.bootstrap import Estimate
 from ssmscope.core.ties import descending

@@ -76,7 +76,6 @@ def plausibility(
     from dataclasses import replace
 
     import numpy as np
-
     from ssmscope.api.provenance import call_options, record_provenance
     from ssmscope.api.sharding.parts import over
     from ssmscope.core.batching import by_length, tokens_at_once

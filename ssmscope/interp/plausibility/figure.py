@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from matplotlib.figure import Figure
-
 from ssmscope.interp.plausibility.measures import MEASURES
 from ssmscope.interp.plausibility.result import Plausibility
 from ssmscope.render.figure import ROW_INCHES, Frame, Sheet, points

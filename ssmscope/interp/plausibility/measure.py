@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 from jaxtyping import Bool, Float
-
 from ssmscope.api.provenance import record_provenance
 from ssmscope.core.bootstrap import estimate, resampled_means
 from ssmscope.core.ties import descending, levels

@@ -66,7 +66,6 @@ def cascading_randomisation(
     from dataclasses import replace
 
     import numpy as np
-
     from ssmscope.api.provenance import call_options, record_provenance
     from ssmscope.core.progress import progress_bar
     from ssmscope.core.take_trace import as_batch

@@ -10,7 +10,6 @@ import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
-
 from ssmscope.api.options import chosen_layers
 from ssmscope.core.model import Model
 from ssmscope.core.ties import spearman

@@ -149,7 +149,6 @@ def steer(
 
     import numpy as np
     import torch
-
     from ssmscope.api.provenance import call_options, record_provenance
     from ssmscope.core.take_trace import as_batch
     from ssmscope.data.pairs import is_pairs, read_pairs

@@ -11,7 +11,6 @@ import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
-
 from ssmscope.api.inputs import is_named, known_data, load_examples, one_text
 from ssmscope.core.batching import HELD_OUT_LENGTH, by_length
 from ssmscope.core.edits import Edit, Site, new_state, recorded

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
-
 from ssmscope.api.results import Result
 from ssmscope.core.bootstrap import Estimate, with_intervals
 from ssmscope.core.ties import descending

@@ -20,7 +20,6 @@ from typing import Any, Literal, cast
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
-
 from ssmscope.api.options import note
 from ssmscope.api.writing import created, write_errors_explained, write_whole
 from ssmscope.core.edits import Edit, blocks_of, in_words

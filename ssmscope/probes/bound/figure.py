@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-
 from ssmscope.probes.bound.result import GeneralizationBound
 from ssmscope.probes.bound.terms import CURVES
 from ssmscope.render import figure as plot

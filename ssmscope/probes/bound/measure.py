@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-
 from ssmscope import ops
 from ssmscope.api.provenance import record_provenance
 from ssmscope.core.encoding import Batch

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
-
 from ssmscope.api.results import Result
 from ssmscope.core.ties import descending
 from ssmscope.probes.bound.terms import CURVES, LINEAR_P, Capacity, Gap, LayerTerms, Norms, log_sums, softplus

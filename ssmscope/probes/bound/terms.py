@@ -17,7 +17,6 @@ from ssmscope.errors import InputError
 
 if TYPE_CHECKING:
     from torch import Tensor
-
     from ssmscope.core.model import Model
 
 

@@ -55,7 +55,6 @@ def stability_table(
         InputError: no checkpoint, none that can be read, or another number of lengths than of checkpoints.
     """
     import numpy as np
-
     from ssmscope.api.provenance import call_options, record_provenance
     from ssmscope.core.progress import progress_bar
     from ssmscope.probes.bound.measure import curve_lengths

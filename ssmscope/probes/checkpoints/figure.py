@@ -11,7 +11,6 @@ from matplotlib.axes import Axes
 from matplotlib.cm import ScalarMappable
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
-
 from ssmscope.probes.checkpoints.result import StabilityTable
 from ssmscope.probes.stability.figure import COLOURS, LEGEND_INCHES
 from ssmscope.render import figure as plot

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-
 from ssmscope.core.model import Model
 from ssmscope.errors import InputError
 from ssmscope.loading.load import load

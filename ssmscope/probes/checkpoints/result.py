@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-
 from ssmscope.api.results import TABLE_ROWS, Result
 from ssmscope.probes.bound.result import NORM_MEANINGS
 from ssmscope.probes.bound.terms import Norms

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from matplotlib.figure import Figure
-
 from ssmscope.probes.evaluate.result import Benchmarks, TaskScore
 from ssmscope.render.figure import ROW_INCHES, Frame, Sheet, points
 

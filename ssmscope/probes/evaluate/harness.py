@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from lm_eval.api.registry import register_model
 from lm_eval.models.huggingface import HFLM
-
 from ssmscope.core.model import Model
 from ssmscope.core.tokenizing import failures_told
 from ssmscope.errors import InputError

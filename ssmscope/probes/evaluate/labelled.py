@@ -7,7 +7,6 @@ from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Float, Int
-
 from ssmscope.api.sharding.parts import Columns, over
 from ssmscope.core.bootstrap import Estimate, share
 from ssmscope.core.model import Model

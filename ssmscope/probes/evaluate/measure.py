@@ -18,7 +18,6 @@ from typing import Any
 
 from datasets.exceptions import DatasetsError
 from jinja2 import UndefinedError
-
 from ssmscope.core.bootstrap import Estimate
 from ssmscope.core.model import Model
 from ssmscope.errors import InputError, did_you_mean, extra
@@ -45,7 +44,6 @@ def measure(
     """Return the scores of every task, and the versions of the harness and of the tasks."""
     try:
         from lm_eval import simple_evaluate
-
         from ssmscope.probes.evaluate.harness import HarnessModel
     except ImportError as error:
         raise InputError(

@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import pandas as pd
-
 from ssmscope.api.limits import SHARES
 from ssmscope.api.results import Result
 from ssmscope.api.scores import HIGHER, LOWER, SHARE_UNIT, Score, ScoreMaker, unordered

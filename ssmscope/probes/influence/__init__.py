@@ -81,7 +81,6 @@ def influence(
             another position than the last; or gradients that are not finite.
     """
     import numpy as np
-
     from ssmscope.api.provenance import call_options, record_provenance
     from ssmscope.core.batching import MAX_NUMBERS_KEPT, refuse_reading
     from ssmscope.core.mixers import check_causal

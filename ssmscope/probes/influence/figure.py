@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-
 from ssmscope.probes.influence.reach import SHARES
 from ssmscope.probes.influence.result import Influence, norms_in_words
 from ssmscope.probes.influence.similarity import MEASURES

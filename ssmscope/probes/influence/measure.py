@@ -11,7 +11,6 @@ import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
-
 from ssmscope.core.batching import by_length
 from ssmscope.core.encoding import Batch
 from ssmscope.core.heads import head_logits

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from jaxtyping import Float, Int
-
 from ssmscope.core.bootstrap import Estimate, estimates, ratio, resampled_sums
 from ssmscope.errors import InputError
 

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from markupsafe import Markup
-
 from ssmscope.api.results import TABLE_ROWS, Result
 from ssmscope.api.scores import Score, ScoreMaker, named
 from ssmscope.core.bootstrap import Estimate, with_intervals

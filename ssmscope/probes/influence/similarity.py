@@ -11,7 +11,6 @@ import numpy as np
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
-
 from ssmscope.core.batching import by_length, tokens_at_once
 from ssmscope.core.bootstrap import Estimate
 from ssmscope.core.edits import blocks_of

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-
 from ssmscope.core.encoding import Batch
 from ssmscope.core.model import Model
 from ssmscope.data.pixels import PixelData

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from matplotlib.figure import Figure
-
 from ssmscope.core.bootstrap import Estimate
 from ssmscope.probes.lens.result import LensFit
 from ssmscope.render import figure as plot

@@ -29,7 +29,6 @@ from torch import Tensor, nn
 from torch.nn.utils import skip_init
 from tuned_lens.nn.lenses import TunedLens, TunedLensConfig
 from tuned_lens.nn.unembed import Unembed
-
 from ssmscope.core.affine import matrix, offset
 from ssmscope.core.batching import by_length, tokens_at_once
 from ssmscope.core.encoding import Batch

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 import numpy as np
 import pandas as pd
 from markupsafe import Markup
-
 from ssmscope.api.results import Result
 from ssmscope.core.bootstrap import Estimate, with_intervals
 from ssmscope.errors import InputError, did_you_mean
@@ -22,7 +21,6 @@ from ssmscope.render.word_grid import WordGrid, WordGrids
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
     from ssmscope.render.figure import Frame
 
 

@@ -18,7 +18,6 @@ from jaxtyping import Float
 from rich.console import Console
 from rich.progress import Progress
 from torch import Tensor, nn
-
 from ssmscope.api import checkpoint as stored
 from ssmscope.api.provenance import record_provenance
 from ssmscope.api.results import SUFFIXES
@@ -165,20 +164,24 @@ class LensFitting:
     def _announce(self) -> None:
         """Say how long the fit takes at most, from a trial of a step that changes nothing."""
         first = self._order()[0]
-        self._gradients(first[:1])  # The first run is slow.
-        began = time.perf_counter()
-        self._gradients(first)
-        step = time.perf_counter() - began
+        tried = first[: -(-len(first) // 8)]
+        for _ in range(2):  # The first run is slow.
+            began = time.perf_counter()
+            self._gradients(tried)
+            took = time.perf_counter() - began
+            if took > ANNOUNCED_SECONDS:
+                break
         self.optimizer.zero_grad(set_to_none=True)
-        share = sum(self.choosing.lengths) / sum(self.train.lengths[row] for row in first)
-        looks = 1 + self.options["steps"] // self.options["look_every"]
+        tokens, part = (sum(self.train.lengths[row] for row in rows) for rows in (first, tried))
+        step, steps, every = took * tokens / part, self.options["steps"], self.options["look_every"]
         # A look has no backward pass, which takes about as long as two forward ones.
-        seconds = self.options["steps"] * step + looks * share * step / 3
+        look = step / 3 * sum(self.choosing.lengths) / tokens
+        seconds = steps * step + (1 - -steps // every) * look
         if seconds >= ANNOUNCED_SECONDS:
-            steps = max(1, int(self.options["steps"] * SHORT_SECONDS / seconds))
-            advice = f"; steps={steps} takes {duration(SHORT_SECONDS)}" if seconds > SHORT_SECONDS else ""
+            fewer = int((SHORT_SECONDS - 2 * look) / (step + look / every))
+            advice = f"; steps={fewer} takes {duration(SHORT_SECONDS)}" if 0 < fewer < steps else ""
             advice += ", batch_tokens=… makes a step shorter"
-            self.console.print(f"at most {self.options['steps']:,} steps, about {duration(seconds)}{advice}")
+            self.console.print(f"at most {steps:,} steps, about {duration(seconds)}{advice}")
 
     def _order(self) -> list[list[int]]:
         return shuffled_batches(self.train.lengths, self.options["batch_tokens"], self.options["seed"], self.epoch)

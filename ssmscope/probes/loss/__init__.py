@@ -92,7 +92,6 @@ def token_loss(
     import time
 
     import numpy as np
-
     from ssmscope.api.provenance import call_options, record_provenance
     from ssmscope.core.progress import on_stderr
     from ssmscope.probes.long_rows import distinct_names, language_models

@@ -6,7 +6,6 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, MaxNLocator, NullLocator
-
 from ssmscope.probes.loss.result import TokenLoss
 from ssmscope.render import figure as plot
 from ssmscope.render.letters import short_name

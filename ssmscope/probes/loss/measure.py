@@ -14,7 +14,6 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.functional import cross_entropy
-
 from ssmscope.api.sharding.parts import Columns, over
 from ssmscope.core.batching import tokens_at_once
 from ssmscope.core.bootstrap import Estimate, estimates, resampled_sums

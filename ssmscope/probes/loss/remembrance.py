@@ -8,7 +8,6 @@ from collections.abc import Sequence
 import numpy as np
 from jaxtyping import Float, Int
 from torch import Tensor
-
 from ssmscope.core.attention_layers import attention_layers
 from ssmscope.core.bootstrap import Estimate
 from ssmscope.core.cuts import cut_attention

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 from markupsafe import Markup
-
 from ssmscope.api.results import Result
 from ssmscope.api.scores import LOWER, Score, ScoreMaker
 from ssmscope.core.bootstrap import Estimate

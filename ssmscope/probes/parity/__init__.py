@@ -69,7 +69,6 @@ def parity(
             that do not fit the tokens or the model.
     """
     import torch
-
     from ssmscope.api.provenance import call_options, record_provenance, versions
     from ssmscope.probes.parity.faults import compared
     from ssmscope.probes.parity.measure import read_parts

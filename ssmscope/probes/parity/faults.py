@@ -10,7 +10,6 @@ from itertools import pairwise
 
 import torch
 from torch import Tensor
-
 from ssmscope import ops
 from ssmscope.core.edits import Edit, Site
 from ssmscope.core.encoding import Batch

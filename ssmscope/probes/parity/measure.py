@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-
 from ssmscope.core.edits import Edit
 from ssmscope.core.encoding import Batch
 from ssmscope.core.model import Model

@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-
 from ssmscope.api.options import note
 from ssmscope.core.intercept import evaluating
 from ssmscope.core.model import Model

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-
 from ssmscope.api.results import TABLE_ROWS, Result
 from ssmscope.render.blocks import Block
 from ssmscope.render.numbers import counted, number

@@ -74,7 +74,6 @@ def precision(
             state, texts without a window, or `every` that is as long as one.
     """
     import numpy as np
-
     from ssmscope.api.provenance import call_options, record_provenance
     from ssmscope.core.mixers import check_causal
     from ssmscope.probes.long_rows import language_models

@@ -11,7 +11,6 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn.functional import cross_entropy
-
 from ssmscope.core.bootstrap import Estimate, estimates, ratio, resampled_sums
 from ssmscope.core.edits import Edit, edited
 from ssmscope.core.model import Model

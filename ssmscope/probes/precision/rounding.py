@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from jaxtyping import Float
 from torch import Tensor
-
 from ssmscope import ops
 from ssmscope.core.edits import Edit, Site
 from ssmscope.ops import Recurrence, Scan

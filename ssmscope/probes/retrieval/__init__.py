@@ -79,7 +79,6 @@ def retrieval(
     import time
 
     import numpy as np
-
     from ssmscope.api.provenance import call_options, record_provenance
     from ssmscope.core.batching import MAX_ITEMS_HELD, refuse_above, refuse_reading
     from ssmscope.core.progress import on_stderr, progress_bar

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
-
 from ssmscope.core.bootstrap import Estimate
 from ssmscope.probes.retrieval.result import Ratio, Retrieval
 from ssmscope.render.colours import BLUES

@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
-
 from ssmscope.core.bootstrap import Estimate, estimate, resampled_sums, share
 from ssmscope.core.model import Model
 from ssmscope.data.babi import PROMPT, QuestionData, question_tokens

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-
 from ssmscope.api.results import TABLE_ROWS, Result
 from ssmscope.core.bootstrap import Estimate, with_intervals
 from ssmscope.render.blocks import Block

@@ -8,7 +8,6 @@ from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-
 from ssmscope.probes.snr.measure import SNRCurve
 from ssmscope.probes.snr.result import NeedleSNR
 from ssmscope.render import figure as plot

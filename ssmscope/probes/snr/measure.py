@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 from jaxtyping import Float
-
 from ssmscope.core.bootstrap import Estimate, estimate, ratio, resampled_means
 from ssmscope.probes.snr.reading import Needles
 

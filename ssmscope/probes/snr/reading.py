@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from jaxtyping import Float, Int
-
 from ssmscope.core.batching import by_length, refuse_reading, tokens_at_once
 from ssmscope.core.model import Model
 from ssmscope.core.tokenizing import tokenize

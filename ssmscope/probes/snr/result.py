@@ -9,7 +9,6 @@ from itertools import groupby
 from typing import Any
 
 import pandas as pd
-
 from ssmscope.api.results import Result
 from ssmscope.core.bootstrap import INTERVALS, Estimate, with_intervals
 from ssmscope.errors import InputError

@@ -68,7 +68,6 @@ def stability(
             decays that are not finite.
     """
     import numpy as np
-
     from ssmscope.api.provenance import call_options, record_provenance
     from ssmscope.core.mixers import check_causal
     from ssmscope.probes.stability import measure

@@ -9,7 +9,6 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-
 from ssmscope.probes.stability.result import Stability
 from ssmscope.render import figure as plot
 from ssmscope.render.colours import BLUES, ramp

@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor, nn
-
 from ssmscope import ops
 from ssmscope.core.batching import (
     MAX_TOKENS_PER_ROW,

@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-
 from ssmscope.core.model import Model
 from ssmscope.core.take_trace import as_batch
 from ssmscope.errors import InputError, check_whole

@@ -57,7 +57,6 @@ def states(
             earlier tokens.
     """
     import numpy as np
-
     from ssmscope.api.provenance import record_provenance
     from ssmscope.core.take_trace import as_batch, states_at
     from ssmscope.core.trace import tensors

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 from matplotlib.figure import Figure
-
 from ssmscope.probes.states.result import StateNorms
 from ssmscope.render import figure as plot
 

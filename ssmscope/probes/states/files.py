@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-
 from ssmscope.api.writing import write_whole
 from ssmscope.core.attention_layers import AttentionState, attention_numbers
 from ssmscope.core.edits import Edit, edited, recorded

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
-
 from ssmscope.api.results import Result
 from ssmscope.render.numbers import counted, number
 from ssmscope.render.tokens import short_token

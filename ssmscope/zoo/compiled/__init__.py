@@ -13,7 +13,6 @@ from __future__ import annotations
 from functools import partial
 
 import numpy as np
-
 from ssmscope.core.registry import Registry
 from ssmscope.data.pairs import PairData
 from ssmscope.zoo.compiled.tasks import Task

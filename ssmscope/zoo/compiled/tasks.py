@@ -6,7 +6,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-
 from ssmscope.zoo.mad import named
 
 Drawn = tuple[np.ndarray, np.ndarray]

@@ -18,7 +18,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import silu
 from transformers import Mamba2Config, Mamba2ForCausalLM, MambaConfig, MambaForCausalLM
-
 from ssmscope.data.tokens import IGNORED, TokenData
 from ssmscope.errors import InputError, did_you_mean
 from ssmscope.zoo.compiled.tasks import Memory, Task

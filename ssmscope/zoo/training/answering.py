@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 from torch.nn.functional import dropout as drop
-
 from ssmscope.core.tokenizing import tokenize
 from ssmscope.data.babi import QuestionTokens
 from ssmscope.data.pixels import PixelData

@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-
 from ssmscope.core.tokenizing import tokenize
 from ssmscope.data.text import TextData
 from ssmscope.errors import InputError

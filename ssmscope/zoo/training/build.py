@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-
 from ssmscope.data.pixels import PixelData
 from ssmscope.data.tokens import SequenceData, TokenData
 from ssmscope.errors import InputError

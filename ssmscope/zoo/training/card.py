@@ -17,7 +17,6 @@ from jinja2 import Environment, PackageLoader
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import Mamba2ForCausalLM
-
 from ssmscope.api.checkpoint import read_json, write_json
 from ssmscope.api.writing import write_whole
 from ssmscope.core.bootstrap import MAX_DRAWS_HELD, wilson_interval

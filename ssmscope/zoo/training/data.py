@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-
 from ssmscope.data.babi import QuestionTokens, question_tokens, questions
 from ssmscope.data.filler import load_filler
 from ssmscope.data.hub import is_hub_id

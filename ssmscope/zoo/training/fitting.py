@@ -15,7 +15,6 @@ import torch
 from rich.console import Console
 from rich.progress import Progress
 from torch import Tensor, nn
-
 from ssmscope.api.checkpoint import load_state, random_states, restore_random_states, save_state
 from ssmscope.core.intercept import is_own, override_forward
 from ssmscope.core.mixers import adapter_for, fast_scan, mixers

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.nn.functional import dropout as drop
-
 from ssmscope.core.batching import by_length, tokens_at_once
 from ssmscope.data.tokens import IGNORED
 from ssmscope.errors import InputError

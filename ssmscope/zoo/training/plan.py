@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-
 from ssmscope.core.batching import refuse_beyond, refuse_held
 from ssmscope.data.prompts import TASK_PROMPTS
 from ssmscope.data.tokens import IGNORED, TokenData

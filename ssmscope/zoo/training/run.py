@@ -22,7 +22,6 @@ from ssmscope.zoo.training.tracking import tracked, trackers_of
 if TYPE_CHECKING:
     import torch
     from rich.console import Console
-
     from ssmscope.zoo.training.data import Parts
 
 

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-
 from ssmscope.api.writing import check_writable
 from ssmscope.cli import command
 from ssmscope.cli.command import JSON

@@ -1,13 +1,10 @@
 """The layers of the how-to between parts of their own: a gated product that is written out, and a narrow linear map."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from leaky import FORM, LeakyConfig, LeakyMixer, compute_terms
 from torch import Tensor, nn
 from torch.nn.functional import silu
-
 from ssmscope.core.blocks import AS_IS, BlockPart
 from ssmscope.layers.linear_attention import Block, LinearAttentionModel, family
 
