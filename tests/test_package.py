@@ -161,7 +161,7 @@ def test_what_is_imported_is_declared_and_nothing_else() -> None:
     assert set(BROUGHT) <= found
     packages = {BROUGHT.get(name, NAMES.get(name, name)).replace("_", "-") for name in found}
     declared = importlib.metadata.requires("ssmscope") or []
-    core = {re.split(r"[<=>;\[ ]", line)[0].lower() for line in declared if "extra ==" not in line}
+    core = {re.split(r"[<=>!;\[ ]", line)[0].lower() for line in declared if "extra ==" not in line}
     # captum's attributions are looked up by name.
     assert packages | {"captum"} == core | OPTIONAL
 
@@ -170,8 +170,8 @@ def test_constraints_pin_every_dependency() -> None:
     lines = [line for line in (ROOT / "constraints.txt").read_text().splitlines() if not line.startswith("#")]
     pinned = {re.split(r"[<=>; ]", line)[0] for line in lines}
     declared = importlib.metadata.requires("ssmscope") or []
-    core = {re.split(r"[<=>;\[ ]", line)[0].lower() for line in declared if "extra ==" not in line}
-    dev = {re.split(r"[<=>;\[ ]", line)[0].lower() for line in declared if re.search(r"extra == .dev", line)}
+    core = {re.split(r"[<=>!;\[ ]", line)[0].lower() for line in declared if "extra ==" not in line}
+    dev = {re.split(r"[<=>!;\[ ]", line)[0].lower() for line in declared if re.search(r"extra == .dev", line)}
     assert core and dev and core | dev <= pinned
     assert not [line for line in lines if "://" in line or line.startswith("-")]
 

@@ -19,7 +19,6 @@ from ssmscope.core.model import Model
 from ssmscope.data.pixels import PixelData
 from ssmscope.data.text import text_data
 from ssmscope.data.tokens import SequenceData
-from ssmscope.errors import InputError
 from ssmscope.interp import labelled
 
 WORDS = "good bad film a".split()
@@ -119,8 +118,7 @@ class TestCall:
 
     def test_batches_have_a_limit(self, given) -> None:
         assert given([4, 4], batch_size=2**16)[2] == 2**16
-        with pytest.raises(InputError, match="batch_size is 65,537; allowed are up to 65,536"):
-            position_bias(object.__new__(Nothing), SimpleNamespace(name="own"), batch_size=2**16 + 1)
+        refuses("batch_size is 65,537; allowed are up to 65,536", given, [4, 4], batch_size=2**16 + 1)
 
 
 def test_notes_name_where_most_are_left_out() -> None:

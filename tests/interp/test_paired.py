@@ -79,7 +79,7 @@ def test_over_a_data_set_tables_stand_side_by_side(models, monkeypatch):
         assert each.difference == first.value - other.value
         assert (each.gap > 0) == (min(first.high, other.high) < max(first.low, other.low))
     assert [each.difference for each in words] == sorted((each.difference for each in words), reverse=True)
-    drawn = {each.get_text() for each in found.figure(size=(6, 4.5)).findobj(Text)}
+    drawn = {each.get_text() for each in found.figure(size=(6, 5)).findobj(Text)}
     assert {each.word for each in words} <= drawn and {"demo/mamba2", "demo/mamba"} <= drawn
     for name in ("SHOWN_HIGHEST", "SHOWN_LOWEST"):
         monkeypatch.setattr(data_result, name, 1)

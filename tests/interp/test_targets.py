@@ -212,7 +212,7 @@ def test_a_module_of_ones_own_may_miss_little_of_what_is_added(monkeypatch):
     goal.model.module = goal
     monkeypatch.setattr(propagating, "_not_linear", lambda module: "")
     monkeypatch.setattr(propagating, "OwnModel", Own)
-    monkeypatch.setattr(propagating, "propagated", lambda *_: (torch.tensor([[3.0, -1.0]]), torch.tensor([2.0])))
+    monkeypatch.setattr(propagating, "propagated", lambda *_: (torch.tensor([[3.0, -1.0]]), torch.tensor([2.0]), None))
     monkeypatch.setattr(propagating, "MAX_SUM_ERROR", 0.048)
     found = propagating.lrp(goal)
     assert found.delta.item() == pytest.approx(0.5 / 4.5) and not found.converged.any()

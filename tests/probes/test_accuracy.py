@@ -34,7 +34,8 @@ def test_accuracy_and_cross_entropy() -> None:
     assert (accuracy.measure, loss.measure, accuracy.higher, loss.higher) == ("accuracy", "cross-entropy", True, False)
     assert {(one.task, one.examples, one.shots) for one in found.scores} == {("toy (test)", 4, None)}
     assert found.verdict() == "accuracy 0.750 [0.301, 0.954] on toy (test)"
-    assert found.tables()[0].columns == ("value", "examples") and INTERVALS.replace("'", "&#39;") in found.to_html()
+    assert found.tables()[0].columns == ("value", "examples")
+    assert INTERVALS.replace("'", "&#39;").replace(" %", "\u00a0%") in found.to_html()
     # Texts run by length; their values stand in the order of the data.
     assert found.values[:, 0].tolist() == [1, 1, 0, 1]
     assert found.values[:, 1] == pytest.approx([0.1269280, 0.1269280, 2.1269280, 0.3132617], abs=1e-6)
