@@ -49,11 +49,13 @@ def check_read() -> None:
 def renamed(rows: Sequence[Mapping[str, Any]], place: Any) -> Sequence[Mapping[str, Any]]:
     """Return rows with the columns that are given under their names. Raise InputError if no row has one of them."""
     given, read = _given.get()
+    if not given:
+        return rows
     read.append(place)
     if absent := [column for column in given.values() if not any(column in row for row in rows)]:
         refuse_absent(absent[0], rows[0], place)
     other = {*given, *given.values(), *(COLUMNS if {*given} & {*COLUMNS} else ())}
-    kept = [{name: row[name] for name in row if name not in other} for row in rows] if given else rows
+    kept = [{name: row[name] for name in row if name not in other} for row in rows]
     return [{**own, **{name: row[given[name]] for name in given if given[name] in row}} for own, row in zip(kept, rows)]
 
 
