@@ -349,7 +349,7 @@ def check_adapted(mixer: nn.Module, adapter: Adapted, given: Tensor, name: str) 
         try:
             wide = copy.deepcopy(mixer).double()
             found = wide(given.double())
-        except Exception:  # noqa: BLE001  # Whatever a module raises that has no float64.
+        except Exception:  # Whatever a module raises that has no float64.
             return
         if (found[0] if isinstance(found, tuple) else found).dtype == torch.float64:
             _check(wide, adapter, given.double(), name)

@@ -170,7 +170,7 @@ def of_fla(model: PreTrainedModel) -> PreTrainedModel | None:
     with torch.no_grad(), evaluating(model):
         try:
             own = model(input_ids=ids)
-        except Exception:  # noqa: BLE001  # The library's own code may need a GPU, or a kernel.
+        except Exception:  # The library's own code may need a GPU, or a kernel.
             return found  # As its files are read, whose model is not run either.
         if not agree(found(input_ids=ids).logits, own.logits):
             raise InputError(f"{what} gives other logits than its weights do as they are read here: it cannot be read")
