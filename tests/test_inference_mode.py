@@ -1,6 +1,9 @@
 """Analyses within a caller's `torch.inference_mode` or `torch.no_grad`: gradients are what they are outside."""
 
 import copy
+import functools
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -41,27 +44,32 @@ OUTPUTS = {
 module = pytest.fixture(scope="module")(lambda: loud(random_example("jamba")))
 
 
+@pytest.fixture(scope="module")
+def expected(module) -> Callable[[str], list[Any]]:
+    """What a verb finds outside."""
+    return functools.cache(lambda verb: [np.asarray(each) for each in OUTPUTS[verb](ssmscope.load(module))])
+
+
 @pytest.mark.parametrize(
     ("without", "verb"), [*((torch.inference_mode, verb) for verb in OUTPUTS), (torch.no_grad, "explain")]
 )
-def test_gradients_are_those_outside(module, verb, without):
+def test_gradients_are_those_outside(module, expected, verb, without):
     model = ssmscope.load(module)
-    expected = [np.asarray(each) for each in OUTPUTS[verb](model)]
+    outside = expected(verb)
     with without():
         found = [np.asarray(each) for each in OUTPUTS[verb](model)]
         assert torch.is_inference_mode_enabled() == (without is torch.inference_mode) and not torch.is_grad_enabled()
-    for one, other in zip(found, expected, strict=True):
+    for one, other in zip(found, outside, strict=True):
         np.testing.assert_array_equal(one, other)
 
 
-def test_a_model_made_in_inference_mode_is_copied(module):
-    expected = OUTPUTS["explain"](ssmscope.load(module))
+def test_a_model_made_in_inference_mode_is_copied(module, expected):
     with torch.inference_mode():
         made = copy.deepcopy(module)
         model = ssmscope.load(made)
         found = OUTPUTS["explain"](model)
     assert model.module is not made and not any(parameter.is_inference() for parameter in model.module.parameters())
-    for one, other in zip(found, expected, strict=True):
+    for one, other in zip(found, expected("explain"), strict=True):
         np.testing.assert_array_equal(one, other)
 
 

@@ -44,7 +44,7 @@ ANALYSES: dict[str, Callable[[Model], Any]] = {
     "position": lambda model: ssmscope.position(model, DATA, regions="0%:50%,50%:100%"),
     "position-other": lambda model: ssmscope.position(model, DATA, replacement="other"),
     "noise": lambda model: ssmscope.noise(model, DATA),
-    "overflow": lambda model: ssmscope.overflow(model, DATA),
+    "overflow": lambda model: ssmscope.overflow(model, DATA, lengths=[5, 9]),
     "loss": lambda _: ssmscope.loss(load("demo/instruct-mamba2"), data=list(TEXTS), length=3, progress=False),
     "insertion": lambda model: ssmscope.insertion(model, DATA),
 }
