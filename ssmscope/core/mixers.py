@@ -149,7 +149,7 @@ def mixers(module: nn.Module) -> list[nn.Module]:
         return [module]
     if not (children := [*module.children()]):
         return []
-    if (chosen := getattr(module, "read_layers", None)) is not None:
+    if hasattr(type(module), "read_layers") and (chosen := module.read_layers) is not None:
         return list(chosen)
     inside = innermost(module)
     if inside is not module and _adapter(inside) is not None:
