@@ -58,20 +58,32 @@ def files(tmp_path_factory):
     return folder
 
 
+@pytest.fixture(scope="module")
+def tab(browser):
+    """A page that is loaded anew for each test: a new one would be a process of its own, which takes longer."""
+    return browser.new_context().new_page()
+
+
 @pytest.fixture
-def opened(browser, files):
+def opened(browser, tab, files):
     """`opened("real")` is that page; at the end nothing may have been fetched, and nothing complained."""
-    troubles, contexts = [], []
+    troubles, contexts, pages = [], [], []
 
     def open_page(name: str, **options):
-        context = browser.new_context(**options)
-        contexts.append(context)
-        page = context.new_page()
-        page.set_default_timeout(10_000)
-        page.on("console", lambda message: troubles.append(f"console: {message.text}"))
-        page.on("pageerror", lambda error: troubles.append(f"error: {error}"))
+        if options:
+            contexts.append(browser.new_context(**options))
+        page = contexts[-1].new_page() if options else tab
         url = (files / f"{name}.html").as_uri()
-        page.on("request", lambda request: request.url in (url,) or track(request.url))
+        heard = {
+            "console": lambda message: troubles.append(f"console: {message.text}"),
+            "pageerror": lambda error: troubles.append(f"error: {error}"),
+            "request": lambda request: request.url == url or track(request.url),
+        }
+        pages.append((page, heard))
+        page.set_default_timeout(10_000)
+        for event, hears in heard.items():
+            page.on(event, hears)
+        page.mouse.move(0, 0)
         page.goto(url)
         return page
 
@@ -80,6 +92,10 @@ def opened(browser, files):
             troubles.append(f"request: {url}")
 
     yield open_page
+    for page, heard in pages:
+        for event, hears in heard.items():
+            page.remove_listener(event, hears)
+    tab.emulate_media(media="null")
     for context in contexts:
         context.close()
     assert not troubles

@@ -42,30 +42,40 @@ def browser():
         started.close()
 
 
-@pytest.fixture
-def opened(browser, url):
-    """`opened()` is the page; at the end nobody else may have been asked, and nothing complained."""
-    troubles, contexts = [], []
+@pytest.fixture(scope="module")
+def tab(browser):
+    """A page that is loaded anew for each test: a new one would be a process of its own, which takes longer."""
+    page = browser.new_context(viewport={"width": 1400, "height": 1000}).new_page()
+    page.set_default_timeout(20_000)
+    return page
 
-    def open_page(**options):
-        contexts.append(browser.new_context(**{"viewport": {"width": 1400, "height": 1000}, **options}))
-        page = contexts[-1].new_page()
-        page.set_default_timeout(20_000)
-        page.on("console", lambda message: troubles.append(f"console: {message.type} {message.text}"))
-        page.on("pageerror", lambda error: troubles.append(f"error: {error}"))
-        page.on("dialog", lambda dialog: (troubles.append(f"dialog: {dialog.message}"), dialog.dismiss()))
-        page.on("request", lambda request: track(request.url))
-        page.goto(url)
-        tokens(page, 1).first.wait_for()  # of the text that the page opens with
-        return page
+
+@pytest.fixture
+def opened(tab, url):
+    """`opened()` is the page; at the end nobody else may have been asked, and nothing complained."""
+    troubles = []
+    heard = {
+        "console": lambda message: troubles.append(f"console: {message.type} {message.text}"),
+        "pageerror": lambda error: troubles.append(f"error: {error}"),
+        "dialog": lambda dialog: (troubles.append(f"dialog: {dialog.message}"), dialog.dismiss()),
+        "request": lambda request: track(request.url),
+    }
+
+    def open_page():
+        for event, hears in heard.items():
+            tab.on(event, hears)
+        tab.mouse.move(0, 0)
+        tab.goto(url)
+        tokens(tab, 1).first.wait_for()  # of the text that the page opens with
+        return tab
 
     def track(address: str) -> None:
         if not address.startswith((url, "data:", "blob:")):
             troubles.append(f"request: {address}")
 
     yield open_page
-    for context in contexts:
-        context.close()
+    for event, hears in heard.items():
+        tab.remove_listener(event, hears)
     assert not troubles
 
 
