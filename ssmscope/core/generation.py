@@ -25,7 +25,7 @@ from ssmscope.core.interface import Runs
 from ssmscope.core.lasting_edits import LastingEdit
 from ssmscope.core.mixers import check_causal
 from ssmscope.core.progress import count_tokens
-from ssmscope.core.recording import PROMPT_STEPS, STEPS_AT_ONCE, STEPS_BEFORE, Kept, StepInPlace, can_record_steps
+from ssmscope.core.recording import STEPS_AT_ONCE, STEPS_BEFORE, Kept, StepInPlace, can_record_steps
 from ssmscope.core.sampling import GREEDY, Sampling
 from ssmscope.core.token_runs import TokenRuns
 from ssmscope.core.trace import Earlier, States, check_rows, gathered, joined
@@ -143,11 +143,11 @@ class Continuation:
         """Read short texts of one length by a step that is kept, which goes on with drawing their first tokens; return
         False where none is."""
         length = batch.input_ids.shape[1]
-        if not self.recordable or length > PROMPT_STEPS or min(batch.lengths) < length:
+        if not self.recordable or min(batch.lengths) < length:
             return False
         kept, key = Kept.of(self.model), self._key(len(batch.input_ids), sampling)
         step = kept.steps.get(key)
-        if step is None or not step.from_zero:
+        if step is None or length > step.reads:
             return False
         self.step, self.keep = kept.steps.pop(key), lambda: kept.put(key, step)
         step.read(batch.input_ids.to(self.model.device))

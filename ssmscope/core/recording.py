@@ -7,6 +7,7 @@ kernels of several tokens at once.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
 from threading import Lock
@@ -26,8 +27,8 @@ STEPS_BEFORE = 2
 """Steps that run as they are before one is recorded: short answers are not worth it."""
 STEPS_AT_ONCE = 16
 """Steps after which a GPU is waited for, where nobody waits for each token."""
-PROMPT_STEPS = 24
-"""Tokens of a prompt up to which recorded steps read it sooner than the kernels of a whole run are launched."""
+MAX_PROMPT_STEPS = 64
+"""Tokens of a prompt up to which recorded steps may read it, where that takes no longer than a whole run."""
 
 Step = Callable[[Tensor, States, States], tuple[Tensor, States]]
 """Function from ids (texts,), the states before them and tensors for those after them to logits (texts, vocabulary) and
@@ -120,7 +121,7 @@ class StepInPlace:
 
     Attributes:
         ids: (texts,), read next.
-        from_zero: whether states of zeros are those before a text.
+        reads: number of tokens of a prompt up to which `read` reads it.
         prepared: what the step reads that was computed from weights, see `core.weights`.
     """
 
@@ -131,10 +132,9 @@ class StepInPlace:
         ids: Tensor,
         states: States,
         draws: bool,
-        from_zero: bool,
         prepared: Mapping[tuple[Any, ...], Any],
     ) -> None:
-        self.step, self.note, self.from_zero, self.prepared = step, note, from_zero, prepared
+        self.step, self.note, self.prepared, self.reads = step, note, prepared, 0
         with torch.inference_mode(False), torch.no_grad():
             self.ids, *self.places = mapped((ids, states, states), torch.clone)
             self.outcomes: list[Tensor] = [self.ids, self.ids]
@@ -169,6 +169,16 @@ class StepInPlace:
             if states is None:
                 for t in tensors(self.states):
                     t.zero_()
+
+    def time_reading(self, ids: Tensor, states: States, whole: float) -> None:
+        """Let prompts of so many tokens be read as steps do in the seconds of a `whole` run, of models that begin with
+        states of zeros; then go on from these ids and states."""
+        start = time.perf_counter()
+        self.take(STEPS_AT_ONCE, None)
+        self.taken(1)
+        seconds = (time.perf_counter() - start) / STEPS_AT_ONCE
+        self.reads = min(MAX_PROMPT_STEPS, int(whole / seconds))
+        self.begin(ids, states)
 
     def read(self, prompts: Tensor) -> None:
         """Go on from prompts (texts, tokens) but for their last tokens, which are read next."""

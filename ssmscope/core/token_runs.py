@@ -6,6 +6,7 @@ or reads tensors kept elsewhere, has no trace. Layers whose traces are equal but
 
 from __future__ import annotations
 
+import time
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -75,18 +76,26 @@ class TokenRuns:
     ) -> StepInPlace:
         """Return the step on tensors of its own, which begin as these. Raises Unsettled if it differs from token to
         token or its blocks cannot be compiled, and RuntimeError if a GPU does not record it."""
-        from_zero = ids.device.type == "cuda" and self._begins_at_zero(ids, states)
+        whole = self._seconds_from_zero(ids, states) if ids.device.type == "cuda" else 0.0
         self.context.run(self._prepare, ids, states, traces, compiles)
         step: Step = lambda *given: self.context.run(self._step, *given)  # noqa: E731
-        return StepInPlace(step, note, ids, states, draws, from_zero, self.prepared)
+        found = StepInPlace(step, note, ids, states, draws, self.prepared)
+        if whole:
+            found.time_reading(ids, states, whole)
+        return found
 
-    def _begins_at_zero(self, ids: Tensor, states: States) -> bool:
-        """Return True if these tokens, read after states of zeros, give what they give as the first of a text."""
-        right = self.model.run(self.model.encode(ids=ids.unsqueeze(1).tolist()), last_only=True)
+    def _seconds_from_zero(self, ids: Tensor, states: States) -> float:
+        """Return the seconds of a run of these tokens as the first of texts, if that gives what they give after states
+        of zeros; 0 otherwise."""
+        first, start = self.model.encode(ids=ids.unsqueeze(1).tolist()), time.perf_counter()
+        right = self.model.run(first, last_only=True)
+        right.logits.tolist()  # A GPU is waited for.
+        seconds = time.perf_counter() - start
         with torch.no_grad():
             found = self.context.run(self._step, ids, mapped(states, torch.zeros_like))
         pairs = zip(tensors(found), tensors((right.logits, right.states)))
-        return all(one.shape == other.shape and agree(one.to(other), other) for one, other in pairs)
+        same = all(one.shape == other.shape and agree(one.to(other), other) for one, other in pairs)
+        return seconds if same else 0.0
 
     def _prepare(self, ids: Tensor, states: States, traces: dict[Any, Traced], compiles: bool) -> None:
         """Ask the mixers whether a step is the same for all tokens; or compile the blocks, else the mixers alone."""

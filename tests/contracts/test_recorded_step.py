@@ -27,7 +27,7 @@ from ssmscope.core.intercept import observe, override_forward
 from ssmscope.core.lasting_edits import while_writing
 from ssmscope.core.mixers import collect_states, fast_scan
 from ssmscope.core.model import Model
-from ssmscope.core.recording import STEPS_AT_ONCE, STEPS_BEFORE, StepInPlace, can_record_steps
+from ssmscope.core.recording import MAX_PROMPT_STEPS, STEPS_AT_ONCE, STEPS_BEFORE, StepInPlace, can_record_steps
 from ssmscope.core.sampling import Sampling
 from ssmscope.core.token_runs import Blocks, OneKernelNorm, TokenRuns
 from ssmscope.core.trace import mapped, tensors
@@ -123,8 +123,12 @@ def test_short_texts_are_read_in_place_where_they_begin_at_zero(name, monkeypatc
     model, texts = example(name), torch.tensor([[5, 17, 3, 9, 41], [9, 2, 7, 7, 8]])
     expected, ids = model.run(model.encode(ids=texts.tolist()), last_only=True), texts[:, 0]
     runs = TokenRuns(model, [], copy_context())
-    assert runs._begins_at_zero(ids, expected.states)
+    assert 0 < runs._seconds_from_zero(ids, expected.states) < 60
     step = runs.in_place(ids, expected.states, Sampling().note, False, {}, False)
+    step.time_reading(ids, expected.states, 0.0)
+    assert step.reads == 0
+    step.time_reading(ids, expected.states, 60.0)
+    assert step.reads == MAX_PROMPT_STEPS
     for _ in range(2):  # The second begins where the first ended.
         step.read(texts)
         step.take(1, None)
@@ -133,7 +137,7 @@ def test_short_texts_are_read_in_place_where_they_begin_at_zero(name, monkeypatc
         assert step.taken(1)[0][0] == step.ids.tolist() == expected.logits.argmax(-1).tolist()
     later = model.run(model.encode(ids=[[3, each] for each in ids.tolist()]), last_only=True)
     monkeypatch.setattr(Model, "run", lambda *_, **__: later)
-    assert not runs._begins_at_zero(ids, expected.states)
+    assert not runs._seconds_from_zero(ids, expected.states)
     runs.close()
 
 
