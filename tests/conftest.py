@@ -4,6 +4,7 @@ import functools
 import gc
 import io
 import os
+import shutil
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -163,6 +164,18 @@ def untokenized(mamba: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     from commands import without_tokenizer
 
     return without_tokenizer(mamba, tmp_path_factory.mktemp("models") / "untokenized")
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    """A browser; it needs playwright and Debian's chromium."""
+    sync = pytest.importorskip("playwright.sync_api", reason="install playwright to test pages in a browser")
+    if (chromium := shutil.which("chromium")) is None:
+        pytest.skip("install chromium to test pages in a browser")
+    with sync.sync_playwright() as playwright:
+        started = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        yield started
+        started.close()
 
 
 @pytest.fixture

@@ -1,19 +1,15 @@
 """The page of a report in a browser: the effects of pointing, choosing and keys, with nothing fetched and no errors.
 Needs playwright and Debian's chromium."""
 
-import shutil
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 
 import pandas as pd
 import pytest
 import reported
+from tabs import untroubled
 from ssmscope.api.results import Result
 from ssmscope.render.blocks import Custom, TokenRows
-
-sync = pytest.importorskip("playwright.sync_api", reason="install playwright to test the page in a browser")
-CHROMIUM = shutil.which("chromium")
-if CHROMIUM is None:
-    pytest.skip("install chromium to test the page in a browser", allow_module_level=True)
 
 
 @dataclass(frozen=True)
@@ -27,14 +23,6 @@ class Asked(Result, kind="asked-for-test"):
 
     def blocks(self):
         yield Custom(html=lambda: '<section class="asked-for">every token</section>', on_request=True)
-
-
-@pytest.fixture(scope="module")
-def browser():
-    with sync.sync_playwright() as playwright:
-        started = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield started
-        started.close()
 
 
 @pytest.fixture(scope="module")
@@ -67,38 +55,19 @@ def tab(browser):
 @pytest.fixture
 def opened(browser, tab, files):
     """`opened("real")` is that page; at the end nothing may have been fetched, and nothing complained."""
-    troubles, contexts, pages = [], [], []
+    with ExitStack() as around:
 
-    def open_page(name: str, **options):
-        if options:
-            contexts.append(browser.new_context(**options))
-        page = contexts[-1].new_page() if options else tab
-        url = (files / f"{name}.html").as_uri()
-        heard = {
-            "console": lambda message: troubles.append(f"console: {message.text}"),
-            "pageerror": lambda error: troubles.append(f"error: {error}"),
-            "request": lambda request: request.url == url or track(request.url),
-        }
-        pages.append((page, heard))
-        page.set_default_timeout(10_000)
-        for event, hears in heard.items():
-            page.on(event, hears)
-        page.mouse.move(0, 0)
-        page.goto(url)
-        return page
+        def open_page(name: str, **options):
+            page = around.enter_context(closing(browser.new_context(**options))).new_page() if options else tab
+            url = (files / f"{name}.html").as_uri()
+            around.enter_context(untroubled(page, url, "data:"))
+            page.set_default_timeout(10_000)
+            page.mouse.move(0, 0)
+            page.goto(url)
+            return page
 
-    def track(url: str) -> None:
-        if not url.startswith("data:"):
-            troubles.append(f"request: {url}")
-
-    yield open_page
-    for page, heard in pages:
-        for event, hears in heard.items():
-            page.remove_listener(event, hears)
-    tab.emulate_media(media="null")
-    for context in contexts:
-        context.close()
-    assert not troubles
+        yield open_page
+        tab.emulate_media(media="null")
 
 
 def choose(page, label: str, value: str) -> None:
