@@ -9,16 +9,11 @@ from typing import Any
 def untroubled(page: Any, *allowed: str) -> Iterator[None]:
     """Fail at the end if the page complained, or asked for what does not begin with one of these."""
     troubles: list[str] = []
-
-    def track(request: Any) -> None:
-        if not request.url.startswith(allowed):
-            troubles.append(f"request: {request.url}")
-
     heard = {
         "console": lambda message: troubles.append(f"console: {message.type} {message.text}"),
         "pageerror": lambda error: troubles.append(f"error: {error}"),
         "dialog": lambda dialog: (troubles.append(f"dialog: {dialog.message}"), dialog.dismiss()),
-        "request": track,
+        "request": lambda request: request.url.startswith(allowed) or troubles.append(f"request: {request.url}"),
     }
     for event, hears in heard.items():
         page.on(event, hears)

@@ -99,10 +99,7 @@ def dispatched(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 def _tensors(values: Iterable[Any]) -> Iterator[Tensor]:
     """The tensors among an operation's arguments, and in their lists: torch's own trees took longer than all else."""
     for each in values:
-        if isinstance(each, Tensor):
-            yield each
-        elif isinstance(each, list | tuple):
-            yield from _tensors(each)
+        yield from [each] if isinstance(each, Tensor) else _tensors(each) if isinstance(each, list | tuple) else ()
 
 
 def _mapped(change: Callable[[Any], Any], value: Any) -> Any:
