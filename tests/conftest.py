@@ -178,6 +178,12 @@ def browser() -> Iterator[Any]:
         started.close()
 
 
+@pytest.fixture(scope="module")
+def tab(browser: Any) -> Any:
+    """A page to be loaded anew in each test: a new one would be a process of its own, which takes longer."""
+    return browser.new_page()
+
+
 @pytest.fixture
 def analyze(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Answer:
     """Runs one command line in this process: `.code`, `.out`, `.err`, and the words of `.out`. Its progress is told

@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from exhaustive import few
 from own_layers import LRU, S4D, SS2D, BothWays, CopiedMamba, Mamba2, Unit, unit_terms
 from refusals import refused
 from torch import Tensor, nn
@@ -175,8 +174,6 @@ def array(found: Any) -> np.ndarray:
 
 
 known = pytest.fixture(scope="module")(lambda: {})
-TRIED = list(CASES) if torch.cuda.is_available() else few(CASES, *(name for name in CASES if "classifier" not in name))
-"""Without a GPU the classifier of tokens says no more than the language model of the same layers."""
 
 
 def gathered(case: Case, model: ssmscope.Model, given: Any) -> dict[str, list[np.ndarray]]:
@@ -187,7 +184,7 @@ def gathered(case: Case, model: ssmscope.Model, given: Any) -> dict[str, list[np
 
 
 @pytest.mark.parametrize(("device", "dtype"), WAYS)
-@pytest.mark.parametrize("name", TRIED)
+@pytest.mark.parametrize("name", CASES)
 def test_every_verb_finds_the_same(name: str, device: str, dtype: torch.dtype, known: dict) -> None:
     case, given = CASES[name], CASES[name].given()
     if name not in known:

@@ -114,9 +114,7 @@ def parsed(name: str) -> ast.Module:
     return ast.parse(MODULES[name].read_text(encoding="utf-8"))
 
 
-@functools.cache
-def nodes(name: str) -> list[ast.AST]:
-    return list(ast.walk(parsed(name)))
+nodes = functools.cache(lambda name: list(ast.walk(parsed(name))))
 
 
 @each_of(sorted(set(MODULES) - ENTRANCES))

@@ -26,15 +26,14 @@ def test_a_title_is_the_whole_finding(file: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def paper(browser):
+def paper(tab):
     """Function that opens an HTML page as it is printed, 17 cm wide, or at another width."""
-    page = browser.new_page()
 
     def opened(html: str, width: int = 643, media: str = "print"):
-        page.set_viewport_size({"width": width, "height": 900})
-        page.emulate_media(media=media)
-        page.set_content(html)
-        return page
+        tab.set_viewport_size({"width": width, "height": 900})
+        tab.emulate_media(media=media)
+        tab.set_content(html)
+        return tab
 
     return opened
 

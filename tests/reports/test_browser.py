@@ -46,12 +46,6 @@ def files(tmp_path_factory):
     return folder
 
 
-@pytest.fixture(scope="module")
-def tab(browser):
-    """A page that is loaded anew for each test: a new one would be a process of its own, which takes longer."""
-    return browser.new_context().new_page()
-
-
 @pytest.fixture
 def opened(browser, tab, files):
     """`opened("real")` is that page; at the end nothing may have been fetched, and nothing complained."""

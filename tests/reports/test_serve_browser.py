@@ -31,19 +31,13 @@ def url(live):
     application.close()
 
 
-@pytest.fixture(scope="module")
-def tab(browser):
-    """A page that is loaded anew for each test: a new one would be a process of its own, which takes longer."""
-    page = browser.new_context(viewport={"width": 1400, "height": 1000}).new_page()
-    page.set_default_timeout(20_000)
-    return page
-
-
 @pytest.fixture
 def opened(tab, url):
     """`opened()` is the page; at the end nobody else may have been asked, and nothing complained."""
 
     def open_page():
+        tab.set_default_timeout(20_000)
+        tab.set_viewport_size({"width": 1400, "height": 1000})
         tab.mouse.move(0, 0)
         tab.goto(url)
         tokens(tab, 1).first.wait_for()  # of the text that the page opens with
