@@ -81,11 +81,12 @@ def test_edges_are_runs_with_one_entrance_replaced(model: Model, request) -> Non
         assert float((whole - others.logits).abs().max()) <= 1e-6 * size + 1e-6
         assert torch.equal(roads.run(batch).logits, model.run(batch, last_only=True).logits)
         edges = [edge for edge in roads.edges() if edge.receiver != LOGITS]
+        whole_parts = {}  # Each is tried once, by any of its edges.
         for road in sorted({edge.road for edge in edges} - {"rest"}):
             edge = random.choice([each for each in edges if each.road == road])
             part = next(each for each in roads.parts if each.name == edge.receiver)
             change = others.outputs[edge.sender] - base.outputs[edge.sender]
-            for road in (edge.road, ""):
+            for road in (edge.road, "")[: 1 + (whole_parts.setdefault(part.name, road) == road)]:
                 cut = [edge] if road else [edge._replace(road=each) for each in part.roads]
                 found = roads.run(batch, replacing(others.outputs, cut)).logits
                 expected = by_hand(model, batch, roads, part, edge._replace(road=road), change)
@@ -180,7 +181,8 @@ def test_taps_and_heads_are_those_of_runs_by_hand(model: Model, kind: str, reque
     if model.channels is not None or architecture.startswith(REFUSED):
         pytest.skip("has no roads")
     # All tokens differ: the last layer of a model of short convolutions reads but the last few.
-    batch, other = model.encode(ids=IDS), model.encode(ids=[[each + 1 for each in row] for row in IDS])
+    ids = [row[:8] for row in IDS]
+    batch, other = model.encode(ids=ids), model.encode(ids=[[each + 1 for each in row] for row in ids])
     try:
         roads = Roads(model, batch, **{kind: True})
     except (InputError, Unanswerable) as error:

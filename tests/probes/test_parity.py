@@ -33,8 +33,8 @@ from ssmscope.probes.parity.measure import read_parts
 from ssmscope.probes.states.files import recorded_run, tensor_names
 
 PARTS = ("states", "logits", "layers")
-ROWS = [(0, 4), (0, 8), (0, 13), (0, 25), (1, 5), (1, 11), (1, 18)]
-TEXTS = [torch.randint(3, 90, (n,), generator=torch.Generator().manual_seed(n)).tolist() for n in (26, 19)]
+ROWS = [(0, 2), (0, 8), (0, 13), (1, 9)]
+TEXTS = [torch.randint(3, 90, (n,), generator=torch.Generator().manual_seed(n)).tolist() for n in (14, 10)]
 Dump = dict[str, torch.Tensor]
 
 
