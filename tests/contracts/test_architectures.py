@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 from examples import EXAMPLES, HYBRIDS, TEXTS, decayed, hooks, log_decay, own_output, random_example, relative
+from exhaustive import half
 from loud import TrueFloat64, doubled
 import ssmscope
 from ssmscope import ops
@@ -306,7 +307,7 @@ def test_model_types_are_declared():
     assert set(readable_types()) == {*every, "ssm-classifier"}
 
 
-def test_what_is_found_does_not_depend_on_the_default_dtype(model):
+def test_what_is_found_does_not_depend_on_the_default_dtype(model, request):
     batch = model.encode(ids=TEXTS)
 
     def found() -> list[torch.Tensor]:
@@ -319,7 +320,7 @@ def test_what_is_found_does_not_depend_on_the_default_dtype(model):
         ]  # fmt: skip
 
     expected, before = found(), torch.get_default_dtype()
-    for dtype in (torch.bfloat16, torch.float64):
+    for dtype in half((torch.bfloat16, torch.float64), request.node.name):
         torch.set_default_dtype(dtype)
         try:
             others = found()

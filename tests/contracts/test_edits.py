@@ -4,7 +4,7 @@ from dataclasses import fields, is_dataclass, replace
 
 import pytest
 import torch
-from examples import HYBRIDS, TEXTS, hooks, matrices, random_example, relative
+from examples import HYBRIDS, TEXTS, hooks, multiplied, random_example, relative
 from exhaustive import half
 from loud import TrueFloat64, doubled, loud
 from refusals import refuses
@@ -41,7 +41,7 @@ def attended(
         bare = replace(
             path, recurrence=replace(path.recurrence, D=None), weight=None, output_map=OutputMap(lambda v: v)
         )
-        channels = matrices(bare, "block") * ~keep.unsqueeze(1)
+        channels = multiplied(bare, "block") * ~keep.unsqueeze(1)
         cut = torch.einsum("bcts,bsc->btc", channels, path.input_map.source)
         y = torch.einsum("bhts,bshp->bthp", alpha, r.x) - cut.unflatten(-1, r.x.shape[2:])
     if r.D is not None:
@@ -175,7 +175,7 @@ def test_maps_of_a_cut_convolution_are_the_layers_own(module):
             assert relative(linearized.matvec(linearized.u) + linearized.bias, kept[model.layer_numbers[index]]) < 1e-9
             for path in linearized.paths:
                 bare = replace(path, weight=None, output_map=OutputMap(lambda v: v))
-                made = torch.einsum("bcts,bsc->btc", matrices(bare, "block"), path.input_map.source)
+                made = torch.einsum("bcts,bsc->btc", multiplied(bare, "block"), path.input_map.source)
                 assert (
                     relative(made + 1, bare.read(path.input_map.values(path.input_map.source, False), False) + 1) < 1e-9
                 )

@@ -86,12 +86,12 @@ def test_edges_are_runs_with_one_entrance_replaced(model: Model, request) -> Non
             edge = random.choice([each for each in edges if each.road == road])
             part = next(each for each in roads.parts if each.name == edge.receiver)
             change = others.outputs[edge.sender] - base.outputs[edge.sender]
-            for road in (edge.road, "")[: 1 + (whole_parts.setdefault(part.name, road) == road)]:
-                cut = [edge] if road else [edge._replace(road=each) for each in part.roads]
+            for way in (road, "")[: 1 + (whole_parts.setdefault(part.name, road) == road)]:
+                cut = [edge] if way else [edge._replace(road=each) for each in part.roads]
                 found = roads.run(batch, replacing(others.outputs, cut)).logits
-                expected = by_hand(model, batch, roads, part, edge._replace(road=road), change)
-                assert float((found - expected).abs().max()) <= 1e-6 * size, (edge, road)
-                assert not torch.equal(found, base.logits), (edge, road)
+                expected = by_hand(model, batch, roads, part, edge._replace(road=way), change)
+                assert float((found - expected).abs().max()) <= 1e-6 * size, (edge, way)
+                assert not torch.equal(found, base.logits), (edge, way)
 
 
 def with_block_shifted(roads: Roads, part: Part, change: torch.Tensor):
