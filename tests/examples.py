@@ -53,6 +53,11 @@ VARIANTS = frozenset(
     "xlstm-with-biases mamba3-hybrid minimax-m1 deltaproduct-ungated".split()
 )
 """For which others stand: the contracts are tried on them only with `exhaustive.CONTRACTS`."""
+SAME = set(
+    "bailing_hybrid-unbounded granitemoehybrid lfm2_moe olmo_hybrid-negative-eigenvalues qwen3_5_moe qwen4_exp-sigmoid "
+    "selective-ssm-language".split()
+)
+"""Models whose layers have the code of others that are tried more often: Bamba's, LFM2's, Qwen3.5's and the like."""
 assert set(EXAMPLES) >= VARIANTS
 HYBRIDS = tuple(
     name
@@ -66,6 +71,8 @@ HYBRIDS = tuple(
     )
 )
 """Those in which layers of attention look back too."""
+OTHER_HYBRIDS = [name for name in HYBRIDS if ALL or name not in VARIANTS | SAME]
+"""Those of them whose layers have code of their own."""
 TEXTS = [[5, 17, 3, 9, 22, 1, 4, 60, 61, 62, 5], [7, 8, 9], [90, 1, 2, 3, 4, 5]]
 
 

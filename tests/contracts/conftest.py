@@ -5,7 +5,7 @@ import os
 from pathlib import Path
 
 import pytest
-from examples import EXAMPLES, FEW, VARIANTS, random_example
+from examples import EXAMPLES, FEW, SAME, VARIANTS, random_example
 from exhaustive import ALL, CONTRACTS
 from loud import loud
 from small_pieces import make_small
@@ -23,11 +23,6 @@ OWN = {
     )
 }
 """Models without a part of transformers', which are the same on both releases."""
-SAME = set(
-    "bailing_hybrid-unbounded granitemoehybrid lfm2_moe olmo_hybrid-negative-eigenvalues qwen3_5_moe qwen4_exp-sigmoid "
-    "selective-ssm-language".split()
-)
-"""Models whose layers have the code of others that are tried more often: Bamba's, LFM2's, Qwen3.5's and the like."""
 FULL = {*FEW, "kimi_linear", "nemotron_h", "vim", "xlstm"} - SAME
 OUTSIDE = {
     name

@@ -4,7 +4,7 @@ from dataclasses import fields, is_dataclass, replace
 
 import pytest
 import torch
-from examples import HYBRIDS, TEXTS, hooks, multiplied, random_example, relative
+from examples import OTHER_HYBRIDS, TEXTS, hooks, multiplied, random_example, relative
 from exhaustive import half
 from loud import TrueFloat64, doubled, loud
 from refusals import refuses
@@ -22,7 +22,7 @@ from ssmscope.layers import parts, rwkv, rwkv7
 from ssmscope.zoo import groupmamba
 
 NOT = () if parts.BY_WEIGHT else ("jamba", "zamba", "recurrent_gemma")
-INTERFACED = [name for name in HYBRIDS if name not in NOT]
+INTERFACED = [name for name in OTHER_HYBRIDS if name not in NOT]
 """Hybrids whose attention is run by one of transformers' functions."""
 IDS = [[5, 17, 3, 9, 22, 1, 4, 60, 61, 62, 5], [7, 8, 9, 2, 2, 40, 1]]
 OTHER_IDS = [[50, 7, 31, 9, 22, 1, 4, 60, 61, 62, 5], [71, 18, 9, 2, 2, 40, 1]]

@@ -5,6 +5,7 @@ from random import Random
 
 import pytest
 import torch
+from exhaustive import ALL
 from ssmscope.core.edits import Edit
 from ssmscope.core.intercept import observe
 from ssmscope.core.model import Model
@@ -200,7 +201,8 @@ def test_taps_and_heads_are_those_of_runs_by_hand(model: Model, kind: str, reque
         if kind == "taps":
             wanted = [edge for edge in wanted if edge.road.startswith("tap ")]
         wanted = [edge for edge in wanted if edge.sender in (*first.nodes, "embedding")]
-        for road in sorted({edge.road for edge in wanted}):
+        named = sorted({edge.road for edge in wanted})
+        for road in named[1 :: max(1, len(named) - 2)] if kind == "taps" and not ALL else named:
             # An earlier block's output, if there is one.
             edges = [edge for edge in wanted if edge.road == road]
             edge = random.choice(
