@@ -1,6 +1,6 @@
 """Edits act in every architecture: cut edges equal matrices with zeros in them, and patched runs are the other run."""
 
-from dataclasses import fields, is_dataclass, replace
+from dataclasses import replace
 
 import pytest
 import torch
@@ -17,6 +17,7 @@ from ssmscope.core.intercept import override_forward
 from ssmscope.core.linearized import OutputMap, Path
 from ssmscope.core.mixers import adapter_for, memory_of
 from ssmscope.core.model import Model
+from ssmscope.core.trace import mapped, tensors
 from ssmscope.errors import InputError
 from ssmscope.layers import parts, rwkv, rwkv7
 from ssmscope.zoo import groupmamba
@@ -348,14 +349,10 @@ def test_only_later_tokens_change(model):
     batch = model.encode(ids=IDS[:1])
     plain = model.run(batch).logits
 
-    def twice(record):
-        if isinstance(record, torch.Tensor):
-            return 2 * record + 1 if record.is_floating_point() else record
-        if isinstance(record, tuple):
-            return tuple(map(twice, record))
-        return record
+    def twice(state, site):
+        return replace(state, ssm=mapped(state.ssm, lambda t: 2 * t + 1 if t.is_floating_point() else t))
 
-    found = model.run(batch, edits=new_state(4, lambda state, site: replace(state, ssm=twice(state.ssm)))).logits
+    found = model.run(batch, edits=new_state(4, twice)).logits
     assert relative(found[:, :5], plain[:, :5]) < 1e-5
     assert (
         all(relative(found[:, t], plain[:, t]) > 1e-6 for t in range(6, 11))
@@ -406,17 +403,6 @@ def test_an_edited_trace_is_that_of_the_edited_run(model):
     assert any((r.x != 0).any() for r in plain.layers[0].recurrences)
     if model.num_layers > 1:
         assert not torch.equal(trace.layers[1].u, plain.layers[1].u)
-
-
-def tensors(record):
-    if isinstance(record, torch.Tensor):
-        yield record
-    elif isinstance(record, tuple):
-        for each in record:
-            yield from tensors(each)
-    elif is_dataclass(record):
-        for each in fields(record):
-            yield from tensors(getattr(record, each.name))
 
 
 def test_states_are_those_of_a_run_that_ends_there(model):
