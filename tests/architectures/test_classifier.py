@@ -103,7 +103,7 @@ def of_one_token(config):
 @pytest.fixture(params=PIXEL_BACKBONES)
 def pixels(request):
     torch.manual_seed(0)
-    backbone = of_one_token(BACKBONES[request.param])
+    backbone = of_one_token(EXAMPLES[request.param].models[request.param].config)
     config = SSMClassifierConfig(backbone, channels=2, image_size=(2, 3), num_labels=3)
     return loud(SSMForSequenceClassification(config))
 
