@@ -15,7 +15,7 @@ from ssmscope.core.cuts import contribution, cut_attention, cut_convolution, cut
 from ssmscope.core.edits import BLOCK_PLACES, PLACES, Edit, block_parts, edited, in_words, new_state, recorded, replaced
 from ssmscope.core.intercept import override_forward
 from ssmscope.core.linearized import OutputMap, Path
-from ssmscope.core.mixers import adapter_for, memory_of
+from ssmscope.core.mixers import adapter_for, is_bidirectional, memory_of
 from ssmscope.core.model import Model
 from ssmscope.core.trace import mapped, tensors
 from ssmscope.errors import InputError
@@ -313,14 +313,9 @@ def test_a_run_patched_with_itself_is_itself(model):
         assert kept or place == "convolution"
 
 
-def both_ways(model: Model) -> bool:
-    """Return True if layers look ahead, and cannot be run in pieces."""
-    return getattr(adapter_for(model.mixers[0]), "BIDIRECTIONAL", False)
-
-
 def test_a_layer_in_pieces_is_the_layer(model):
     batch = model.encode(ids=IDS)
-    if both_ways(model):
+    if is_bidirectional(model.module):
         with pytest.raises(InputError, match="both ways, and a state after a token needs layers"):
             model.run(batch, edits=new_state(1, lambda state, site: state))
         return
@@ -333,7 +328,11 @@ def test_everything_patched_is_the_other_run(model):
     expected, own = (model.run(each, last_only=True).logits for each in (other, batch))
     assert relative(own, expected) > 1e-4
     kept, states = {}, {}
-    keep = [] if both_ways(model) else [new_state(2, lambda state, site: states.setdefault(site.layer, state))]
+    keep = (
+        []
+        if is_bidirectional(model.module)
+        else [new_state(2, lambda state, site: states.setdefault(site.layer, state))]
+    )
     again = model.architecture in ("zamba", "zamba2", *STREAMS)  # Zamba's attention reads the embeddings again.
     model.run(other, edits=[*([] if again else [recorded("residual", kept)]), *keep])
     ways = [] if again else [replaced("residual", kept, layers=[0])]
@@ -372,7 +371,9 @@ def test_nothing_is_left_behind(model):
         edit = Edit("fails", place, fail, after=after)
         if place in ("convolution", "taps") and model.run(batch).states[0].conv is None:
             continue
-        if (place == "attention" and not attention_layers(model.module)) or (place == "state" and both_ways(model)):
+        if (place == "attention" and not attention_layers(model.module)) or (
+            place == "state" and is_bidirectional(model.module)
+        ):
             continue
         if place in BLOCK_PLACES and not block_parts(model.module, place):
             continue
@@ -406,7 +407,7 @@ def test_an_edited_trace_is_that_of_the_edited_run(model):
 
 
 def test_states_are_those_of_a_run_that_ends_there(model):
-    if both_ways(model):
+    if is_bidirectional(model.module):
         return
     batch, kept = model.encode(ids=IDS[:1]), {}
     model.run(batch, edits=new_state(4, lambda state, site: kept.setdefault(site.layer, state)))

@@ -1,5 +1,6 @@
 """Edges by road in every architecture: a run with one summand of one entrance replaced, against runs made by hand."""
 
+from contextlib import nullcontext
 from dataclasses import replace
 from random import Random
 
@@ -29,13 +30,6 @@ def by_hand(model: Model, batch, roads: Roads, part: Part, edge: Edge, change: t
         given = raw[edge.sender]
         raw[edge.sender] = (given[0] + change, *given[1:]) if isinstance(given, tuple) else given + change
 
-    def shifted(block, args, kwargs):
-        if edge.sender in own:
-            return None
-        if args:
-            return (args[0] + change, *args[1:]), kwargs
-        return args, {**kwargs, "hidden_states": kwargs["hidden_states"] + change}
-
     def keep(layer, site):
         return kept.setdefault("terms", layer)
 
@@ -53,7 +47,10 @@ def by_hand(model: Model, batch, roads: Roads, part: Part, edge: Edge, change: t
     before = [(part.module, lambda _, args, kwargs: kept.update(input=(args, kwargs)))]
     after = [(module, lambda _, output, at=at: raw[at]) for at, module in own.items()]
     after += [(place, lambda _, output: kept.update(output=output))]
-    with observe(before=[(roads.blocks[part.block], shifted), *before], after=after):
+    with (
+        observe(before=before, after=after),
+        nullcontext() if edge.sender in own else with_block_shifted(roads, part, change),
+    ):
         model.run(batch, edits=Edit("kept", "terms", keep, layers))
     if edge.road in PROJECTIONS:
         with observe(after=[(place, lambda *_: kept["output"])]):
