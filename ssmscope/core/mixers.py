@@ -65,6 +65,8 @@ Visit = Callable[[int, LayerTrace, tuple[ops.Scan, ...]], None]
 _ADAPTERS: dict[type[nn.Module], LayerAdapter] = {}
 _FOUND: WeakSet[type[nn.Module]] = WeakSet()
 """Classes whose adapters were found by their parts; those derived from them may compute something else."""
+_UNREADABLE: WeakSet[type[nn.Module]] = WeakSet()
+"""Classes that have no adapter, until another one is registered."""
 
 
 class _Formed:
@@ -97,12 +99,15 @@ def _readable_class(module: nn.Module) -> type[nn.Module] | None:
     """Return the readable class that a module is of: its own, or the one it is derived from."""
     if type(module) in _ADAPTERS:
         return type(module)
-    for kind in type_before_parametrizations(module).__mro__:
+    if type(module) in _UNREADABLE:
+        return None
+    for kind in (own := type_before_parametrizations(module)).__mro__:
         if kind not in _ADAPTERS and full_name(kind) in LAYERS:
             family: Any = LAYERS[full_name(kind)]
             _ADAPTERS[kind] = _Formed(family) if hasattr(family, "FORM") else family
         if kind in _ADAPTERS and kind not in _FOUND:
             return kind
+    _UNREADABLE.add(own)
     return None
 
 
@@ -115,6 +120,7 @@ def read_as(kind: type[nn.Module], adapter: LayerAdapter | None) -> None:
     """Have layers of exactly this class read by an adapter, or None by what is registered for them now."""
     _ADAPTERS.pop(kind, None)
     _FOUND.discard(kind)
+    _UNREADABLE.clear()
     if adapter is not None:
         _ADAPTERS[kind] = adapter
         _FOUND.add(kind)
@@ -141,7 +147,7 @@ def mixers(module: nn.Module) -> list[nn.Module]:
     forward pass only."""
     if _adapter(module) is not None:
         return [module]
-    if (chosen := getattr(module, "read_layers", None)) is not None:
+    if hasattr(type(module), "read_layers") and (chosen := module.read_layers) is not None:
         return list(chosen)
     inside = innermost(module)
     if inside is not module and _adapter(inside) is not None:

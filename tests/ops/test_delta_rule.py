@@ -103,7 +103,7 @@ def test_matrices_are_the_references(decays, removals):
 
 @pytest.mark.parametrize(("decays", "removals"), [(1, ()), (4, ()), (4, (3,)), (1, None), (4, None)])
 def test_what_survives_is_what_a_run_that_writes_once_leaves(decays, removals, monkeypatch):
-    r, H = recurrence(70, decays, removals=removals)
+    r, H = recurrence(40, decays, removals=removals)
     left = survival.remaining_reference(r)
     torch.testing.assert_close(survival.remaining_norms(r), left.norm(dim=(-2, -1)), **CLOSE)
     inner, rest = survival.left_towards_state(r, H)
@@ -121,7 +121,7 @@ def test_what_survives_is_what_a_run_that_writes_once_leaves(decays, removals, m
         (r.written.norm(dim=-1) * r.by_head()[0].norm(dim=-1))[0, 11],
     )
     torch.testing.assert_close(*masses, **CLOSE)  # nothing has come after
-    each = [survival.remaining_norms(r.between(0, t + 1))[1] for t in range(70)]  # after every token
+    each = [survival.remaining_norms(r.between(0, t + 1))[1] for t in range(40)]  # after every token
     for s in (3, 20):
         for head in range(3):
             norms = [after[s, head].item() for after in each[s:]]
