@@ -40,7 +40,7 @@ NOT_TRIED_ON_5 = $(addprefix --ignore tests/architectures/test_,attention_option
     $(addprefix --deselect tests/architectures/test_,adapter_folders.py::test_lora_in_all_its_forms \
     adapter_folders.py::test_other_kinds_of_adapters adapter_folders.py::test_what_an_adapters_configuration_may_not_say \
     adapters.py::test_probes_are_those_of_the_merged_model adapters.py::test_the_bound_is_that_of_the_merged_model \
-    heads.py::test_measures_of_classes_are_refused folders.py::test_weights_that_were_saved_within_a_wrapper)
+    heads.py::test_measures_of_classes_are_refused folders.py::test_weights_that_were_saved_within_a_wrapper hybrids.py::test_a_family_is_imported_with_its_first_model)
 # Compared with in tests. What it pins cannot be installed beside today's packages, and what is compared needs none of it.
 PROMPTBENCH = promptbench==0.0.4 autocorrect==2.6.1
 # Layers and a model of others, in a folder of their own: transformers imports xlstm where it is installed, and then fails.

@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
+from einops import rearrange
 from exhaustive import ALL, few
 from small_models import SMALL_MODELS
 from torch import nn
@@ -17,6 +18,7 @@ from ssmscope import ops
 from ssmscope.core.linearized import Path
 from ssmscope.core.mixers import _readable_class, is_bidirectional
 from ssmscope.core.model import Model
+from ssmscope.ops.recurrence import straight
 
 
 class Made(NamedTuple):
@@ -51,6 +53,11 @@ VARIANTS = frozenset(
     "xlstm-with-biases mamba3-hybrid minimax-m1 deltaproduct-ungated".split()
 )
 """For which others stand: the contracts are tried on them only with `exhaustive.CONTRACTS`."""
+SAME = set(
+    "bailing_hybrid-unbounded granitemoehybrid lfm2_moe olmo_hybrid-negative-eigenvalues qwen3_5_moe qwen4_exp-sigmoid "
+    "selective-ssm-language".split()
+)
+"""Models whose layers have the code of others that are tried more often: Bamba's, LFM2's, Qwen3.5's and the like."""
 assert set(EXAMPLES) >= VARIANTS
 HYBRIDS = tuple(
     name
@@ -64,6 +71,8 @@ HYBRIDS = tuple(
     )
 )
 """Those in which layers of attention look back too."""
+OTHER_HYBRIDS = [name for name in HYBRIDS if ALL or name not in VARIANTS | SAME]
+"""Those of them whose layers have code of their own."""
 TEXTS = [[5, 17, 3, 9, 22, 1, 4, 60, 61, 62, 5], [7, 8, 9], [90, 1, 2, 3, 4, 5]]
 
 
@@ -121,14 +130,15 @@ def decayed(r: ops.Recurrence, change: Callable[[torch.Tensor], torch.Tensor]) -
     return replace(r, A=None, log_a=change(log_decay(r)), expected=False)
 
 
-def matrices(path: Path, level: str, skip: bool = True) -> torch.Tensor:
-    """Every channel's matrix, (batch, channels, length, length), as they are before the projection."""
+def matrices(path: Path, level: str, skip: bool = True, every: int = 1) -> torch.Tensor:
+    """Every channel's matrix, (batch, channels, length, length), as they are before the projection; or of every so
+    many-th channel of each head."""
     path = replace(path, output_map=replace(path.output_map, scale=None))
     left, taps = path.gate_and_taps(level)
     heads, width = path.recurrence.shape[2:4]
     D = path.recurrence.D
     each = []
-    for p in range(width):
+    for p in range(0, width, every):
         one = replace(
             path.recurrence,
             x=path.recurrence.x[..., p : p + 1],
@@ -141,3 +151,30 @@ def matrices(path: Path, level: str, skip: bool = True) -> torch.Tensor:
             )
         )  # fmt: skip
     return torch.stack(each, dim=2).flatten(1, 2)
+
+
+def multiplied(path: Path, level: str, skip: bool = True) -> torch.Tensor:
+    """The same from the matrices of the heads alone, as left ⊙ (α + D) · taps: much faster where heads are wide."""
+    path = replace(path, output_map=replace(path.output_map, scale=None))
+    left, taps = path.gate_and_taps(level)
+    if (order := path.recurrence.order) is not None:  # the same in that order, put back
+        left, taps = (None if t is None else t[:, order] for t in (left, taps))
+        path = replace(path, recurrence=straight(path.recurrence))
+    found = from_heads(path, left, taps, skip)
+    return found if order is None else found[..., order.argsort(), :][..., order.argsort()]
+
+
+def from_heads(path: Path, left: torch.Tensor | None, taps: torch.Tensor | None, skip: bool) -> torch.Tensor:
+    (length, heads, width), D = path.recurrence.shape[1:4], path.recurrence.D
+    alpha = ops.attention(replace(path.recurrence, D=None), groups=heads)
+    found = alpha.unsqueeze(2).expand(-1, -1, width, -1, -1)
+    if skip and D is not None:
+        found = found + D.reshape(heads, -1, 1, 1) * torch.eye(length, dtype=D.dtype)
+    if taps is not None:  # (batch, s, i, heads, width): what arrives at step s + i
+        later = torch.zeros_like(found)
+        for i in range(min(taps.shape[2], length)):
+            later[..., : length - i] += found[..., i:] * rearrange(taps[:, : length - i, i], "b s h p -> b h p 1 s")
+        found = later
+    if left is not None:
+        found = found * rearrange(left, "b t h p -> b h p t 1")
+    return found.flatten(1, 2)

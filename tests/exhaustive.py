@@ -26,6 +26,6 @@ def in_turns(first: Iterable[A], second: Iterable[B], of: int = 2) -> list[tuple
     return [(a, b) for (i, a), (j, b) in pairs if ALL or (i + j) % of == 0]
 
 
-def half(everything: Iterable[A], name: str) -> list[A]:
-    """Every second one, from the first or the second on by the name of what they are tried on; or all of it."""
-    return [each for at, each in enumerate(everything) if ALL or (at + sum(name.encode())) % 2 == 0]
+def half(everything: Iterable[A], name: str, of: int = 2) -> list[A]:
+    """Every second or so many-th one, from one on that the name of what they are tried on decides; or all of it."""
+    return [each for at, each in enumerate(everything) if ALL or (at + sum(name.encode())) % of == 0]

@@ -6,7 +6,7 @@ from ssmscope.ops import delta_rule, diagonal, implicit_attention, matrices, poo
 SIZES = {
     (delta_rule, "STEPS_PER_CHUNK"): 4, (delta_rule, "STEPS_PER_SEGMENT"): 8,
     (diagonal, "MAX_NUMBERS_HELD"): {"cpu": 200, "cuda": 200}, (diagonal, "MAX_WALKED_STATE"): 0,
-    (matrices, "MAX_FACTOR_COLUMNS"): 7, (matrices, "MAX_MATRIX_NUMBERS"): 300,
+    (matrices, "MAX_FACTOR_COLUMNS"): 13, (matrices, "MAX_MATRIX_NUMBERS"): 400,
     (implicit_attention, "MAX_DECAYS_HELD"): 16, (implicit_attention, "MAX_ROW_NUMBERS"): 30,
     (pooled, "MAX_CELL_STATES_HELD"): 20, (pooled, "MAX_CELL_MATRIX_NUMBERS"): 20, (pooled, "MAX_PAIRS_HELD"): 20,
     (recurrence, "MAX_DECAYS_HELD"): 100, (ssd, "STEPS_PER_CHUNK"): 3, (ssd, "STEPS_PER_SEGMENT"): 6,

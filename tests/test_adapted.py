@@ -18,7 +18,7 @@ from transformers import MambaConfig, MambaForCausalLM, PretrainedConfig, PreTra
 from transformers.modeling_outputs import CausalLMOutput
 import ssmscope
 from ssmscope import Form, InputError, Recurrence, Terms, testing
-from ssmscope.core.mixers import adapter_for
+from ssmscope.core.mixers import adapter_for, is_readable
 
 ROWS = [[4, 9, 8, 1, 2, 6, 7, 5, 4], [3, 5, 7, 1, 2], [11]]
 TEXT = ROWS[0]
@@ -527,3 +527,7 @@ def test_adapting_a_class_again_replaces_its_adapter() -> None:
     ssmscope.adapt(kind, terms=gru_terms, output=lambda mixer, u, ys: ys[0])
     assert ssmscope.load(network(kind)).num_layers == 2
     assert adapter_for(kind(12)).reach == 1  # type: ignore[attr-defined]
+    other = type("Other", (nn.Linear,), {})
+    assert not is_readable(other(2, 2))
+    ssmscope.adapt(other, terms=gru_terms, output=lambda mixer, u, ys: ys[0])
+    assert is_readable(other(2, 2))

@@ -29,7 +29,7 @@ BACKBONES = {
     **{"deltanet": "ssm-deltanet", "retnet": "ssm-retnet", "rwkv": "rwkv", "selective": "selective-ssm"},
     "hybrid": "bamba",
 }
-EPOCHS = {"deltanet": 30, "diff-mamba": 10, "gla": 10, "retnet": 10, "rwkv": 10, "selective": 10}
+EPOCHS = {"baleen-e": 14, "deltanet": 30, "diff-mamba": 10, "gla": 10, "retnet": 10, "rwkv": 10, "selective": 10}
 """The slowest and the fastest to learn the planted words."""
 GENTLE = {"dropout": 0.0, "embedding_dropout": 0.1, "token_dropout": 0.05}
 

@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 from small_models import language_model
 from transformers import AutoModelForSequenceClassification
 import ssmscope
+from ssmscope.core.model import Model
 from ssmscope.loading.pretrained import PEFT_TYPES
 
 peft = pytest.importorskip("peft", reason="peft is in the dev extra: pip install '.[dev]' in a checkout")
@@ -50,14 +51,18 @@ def saved(tmp_path: Path, module: Any, config: Any, **how: Any) -> Saved:
 
 
 def logits(path: Path) -> torch.Tensor:
-    model = ssmscope.load(path)
+    return logits_of(ssmscope.load(path))
+
+
+def logits_of(model: Model) -> torch.Tensor:
     batch = model.encode(ids=[IDS])
     return model.logits(batch)[0] if model.is_classifier else model.run(batch).logits[0]
 
 
 def check(found: Saved) -> None:
-    assert relative(found.own, found.plain) > 0.05 and relative(logits(found.folder), found.own) < 1e-4
-    assert ssmscope.load(found.folder).fingerprint == ssmscope.load(found.folder).fingerprint
+    model = ssmscope.load(found.folder)
+    assert relative(found.own, found.plain) > 0.05 and relative(logits_of(model), found.own) < 1e-4
+    assert model.fingerprint == ssmscope.load(found.folder).fingerprint
 
 
 LORA: dict[str, dict[str, Any]] = {

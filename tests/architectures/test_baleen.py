@@ -95,7 +95,7 @@ def test_expected_gates_give_the_expected_output(base, gate):
     u = torch.randn(1, 8, 16)
     with torch.no_grad():
         expected = baleen.compute_terms(mixer.eval(), u).scan()[0].y[0]
-        draws = 20_000
+        draws = 8_000
         mixer.train()
         layer = baleen.compute_terms(mixer, u.expand(draws, -1, -1))
         samples = layer.scan()[0].y

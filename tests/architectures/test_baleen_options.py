@@ -38,7 +38,7 @@ def test_soft_gates_have_their_own_expectation(base, tau):
     model = baleen.convert(base, "bernoulli", samples="soft", tau=tau)
     mixer = mixers(model)[0]
     torch.manual_seed(1)
-    u, draws = torch.randn(1, 8, 16), 10_000
+    u, draws = torch.randn(1, 8, 16), 5_000
     with torch.no_grad():
         layer = baleen.compute_terms(mixer.eval(), u)
         expected = layer.scan()[0].y[0]

@@ -10,7 +10,7 @@ import pytest
 import torch
 import transformers
 from damaged import save
-from examples import EXAMPLES, FEW, VARIANTS, random_example, relative
+from examples import EXAMPLES, FEW, SAME, VARIANTS, random_example, relative
 from exhaustive import ALL
 from loud import loud
 from refusals import refused
@@ -27,7 +27,7 @@ IDS = [5, 17, 3, 9, 22, 1, 60, 61, 5, 17]
 LIBRARY = tuple(
     name
     for name, made in EXAMPLES.items()
-    if type(made.models[name]).__module__.startswith("transformers.") and (ALL or name not in VARIANTS)
+    if type(made.models[name]).__module__.startswith("transformers.") and (ALL or name not in VARIANTS | SAME)
 )
 COMMON = {*transformers.PretrainedConfig().to_dict(), "vocab_size", "use_cache"}
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from damaged import LAYOUTS, VALUES, WAYS, damage_file, fields, rewritten, save, with_field
-from exhaustive import ALL
+from exhaustive import ALL, half
 from refusals import refuses
 from torch import Tensor
 from transformers import PretrainedConfig
@@ -125,7 +125,7 @@ def test_every_file(copied, layout, name):
 )
 def test_files_that_a_model_need_not_have(copied, name):
     path, own = copied("classifier")
-    for how in WAYS:
+    for how in half(WAYS, name):
         (path / name).write_text("{}")
         damage_file(path / name, how)
         check(path, own, how)

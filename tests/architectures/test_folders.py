@@ -8,6 +8,7 @@ import pytest
 import torch
 from damaged import LAYOUTS, save
 from examples import random_example, relative
+from exhaustive import in_turns
 from loud import loud
 from refusals import refused
 from safetensors.torch import load_file, save_file
@@ -101,8 +102,7 @@ def test_gguf_is_refused(folders, tmp_path):
 WRAPPED = ("_orig_mod.", "module.", "module._orig_mod.")
 
 
-@pytest.mark.parametrize("prefix", WRAPPED)
-@pytest.mark.parametrize("layout", [*LAYOUTS])
+@pytest.mark.parametrize(("layout", "prefix"), in_turns(LAYOUTS, WRAPPED))
 def test_weights_that_were_saved_within_a_wrapper(tmp_path, layout, prefix):
     """Wrappers are torch.compile's, DataParallel's, and one within the other, in safetensors and pickled."""
     path = save(layout, tmp_path / "model")

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from exhaustive import half
 from packed_files import METHODS, written
 from refusals import refuses
 from safetensors.torch import load_file, save_file
@@ -79,7 +80,7 @@ def test_damage_gives_the_right_weights_or_one_line(tmp_path: Path, name: str) -
     file = tmp_path / "model.safetensors"
     tensors, config = load_file(file), json.loads((tmp_path / "config.json").read_text())
     refused = 0
-    for said, damaged, options in damages(tensors, config["quantization_config"]):
+    for said, damaged, options in half(damages(tensors, config["quantization_config"]), name):
         save_file({key: part.contiguous() for key, part in damaged.items()}, file, metadata={"format": "pt"})
         try:
             found = read_quantised([file], copy.deepcopy(options), name)

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 import torch
 from backends.interpreted import DEVICE, needs_triton
+from exhaustive import in_turns
 from torch import Tensor
 
 pytest.importorskip("triton")
@@ -57,14 +58,15 @@ def check(terms: list[Tensor], tolerance: float = TOLERANCE) -> None:
     assert error(delta_rule.keys_left(*terms[:3]), left) < TOLERANCE
 
 
-@pytest.mark.parametrize("by_state", [False, True])
-@pytest.mark.parametrize("length", [1, 31, 33, 64, 130])
+@pytest.mark.parametrize(("length", "by_state"), in_turns([1, 31, 33, 64, 130], [True, False]))
 def test_lengths(length, by_state):
     check(make_terms(length, heads=1, by_state=by_state))
 
 
-@pytest.mark.parametrize("by_state", [False, True])
-@pytest.mark.parametrize("sizes", [(1, 4, 2, 20, 24), (2, 3, 3, 70, 1), (2, 1, 1, 1, 150), (1, 2, 1, 64, 128)])
+@pytest.mark.parametrize(
+    ("sizes", "by_state"),
+    in_turns([(1, 4, 2, 20, 24), (2, 3, 3, 70, 1), (2, 1, 1, 1, 150), (1, 2, 1, 64, 128)], [False, True]),
+)
 def test_sizes(sizes, by_state):
     sizes = dict(zip(("batch", "heads", "groups", "width", "state"), sizes, strict=True))
     check(make_terms(40, by_state=by_state, **sizes))

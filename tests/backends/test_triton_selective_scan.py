@@ -81,11 +81,11 @@ def test_one_chunk(length, expected):
 
 @pytest.mark.parametrize(
     ("length", "heads", "groups", "state", "initial", "expected"),
-    [(130, 2, 1, 16, True, False), (50, 6, 2, 5, False, True), (50, 1, 1, 17, True, True), (50, 2, 2, 1, False, False)],
+    [(70, 2, 1, 16, True, False), (50, 6, 2, 5, False, True), (50, 1, 1, 17, True, True), (50, 2, 2, 1, False, False)],
 )
 def test_several_chunks(many_programs, length, heads, groups, state, initial, expected):
     terms = draw_terms(length, heads, groups, state, batch=1, initial=initial)
-    assert division(terms).grid[1] == (5 if length == 130 else 2)
+    assert division(terms).grid[1] == (3 if length == 70 else 2)
     check(terms, expected=expected)
 
 

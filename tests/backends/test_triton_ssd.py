@@ -57,7 +57,7 @@ def agree(terms, tolerance=2e-6) -> None:
 
 SHAPES = [
     (1, 1, 1, 1, 2, 2), (2, 63, 4, 2, 5, 7), (1, 64, 6, 1, 16, 64), (1, 65, 2, 2, 80, 150), (1, 130, 2, 1, 40, 20),
-    (1, 66, 18, 2, 5, 7),
+    (1, 66, 9, 1, 5, 7),
 ]  # fmt: skip
 
 
@@ -68,12 +68,12 @@ def test_values_and_gradients_are_those_of_the_recurrence(shape):
 
 @pytest.mark.parametrize("absent", [("initial",), ("delta",), ("initial", "delta")], ids=" and ".join)
 def test_without_initial_state_or_delta(absent):
-    agree(draw(length=70) | dict.fromkeys(absent))
+    agree(draw(1, 66, 2, 1) | dict.fromkeys(absent))
 
 
 @pytest.mark.parametrize("log_a", [0.0, 0.2, -90.0, -1e6], ids=["none", "growth", "strong", "underflow"])
 def test_extreme_decays(log_a):
-    terms = draw(1, 67, 2, 1)
+    terms = draw(1, 67, 1, 1)
     terms["log_a"][:, ::2] = log_a
     agree(terms)
 
@@ -99,7 +99,7 @@ def test_small_digits_survive_after_long_sums():
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_16_bit_terms_are_read_as_they_are(dtype):
-    terms = draw(1, 70, 4, 2, 16, 16)
+    terms = draw(1, 66, 2, 1, 16, 16)
     mixed = terms | {name: terms[name].to(dtype) for name in ("b", "c", "x")}
     found, exact = run(ssd.scan, mixed), run(reference, mixed, torch.float64)
     for name, value in found.items():
@@ -110,7 +110,7 @@ def test_16_bit_terms_are_read_as_they_are(dtype):
 
 
 def test_views_need_no_contiguous_copies():
-    terms = draw(2, 66, 4, 2, 16, 8)
+    terms = draw(2, 66, 2, 2, 16, 8)
     sizes = [terms[n][0, 0].numel() for n in ("x", "b", "c")]
     together = torch.cat([terms[n].flatten(2) for n in ("x", "b", "c")], dim=-1)
     views = dict(zip(("x", "b", "c"), together.split(sizes, dim=-1)))
@@ -125,7 +125,7 @@ def test_views_need_no_contiguous_copies():
 
 @pytest.mark.parametrize(("precision", "tolerance"), [("high", 5e-3), ("medium", 4e-2)])
 def test_products_follow_torchs_precision(precision, tolerance):
-    terms = draw(1, 70, 2, 1, 20, 24)
+    terms = draw(1, 66, 1, 1, 20, 24)
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision(precision)
     try:
@@ -138,7 +138,7 @@ def test_products_follow_torchs_precision(precision, tolerance):
 
 
 def test_batching_and_slabs_change_no_bit(monkeypatch):
-    terms = draw(2, 70, 2, 1, 5, 7)
+    terms = draw(2, 66, 1, 1, 5, 7)
     whole, again = run(ssd.scan, terms), run(ssd.scan, terms)
     alone = ssd.scan(*(t[1:2] for t in terms.values()))
     assert torch.equal(alone[0], whole["y"][1:2]) and torch.equal(alone[1], whole["last"][1:2])

@@ -5,7 +5,7 @@ import os
 from pathlib import Path
 
 import pytest
-from examples import EXAMPLES, FEW, VARIANTS, random_example
+from examples import EXAMPLES, FEW, SAME, VARIANTS, random_example
 from exhaustive import ALL, CONTRACTS
 from loud import loud
 from small_pieces import make_small
@@ -23,21 +23,23 @@ OWN = {
     )
 }
 """Models without a part of transformers', which are the same on both releases."""
-FULL = {*FEW, "kimi_linear", "nemotron_h", "vim", "xlstm"}
+FULL = {*FEW, "kimi_linear", "nemotron_h", "vim", "xlstm"} - SAME
 OUTSIDE = {
     name
     for name, made in EXAMPLES.items()
     if not type(made.models[name]).__module__.startswith(("ssmscope.", "transformers."))
 }
 """Models of installed packages."""
-THEIRS = set(EXAMPLES) - OURS - VARIANTS
+THEIRS = set(EXAMPLES) - OURS - VARIANTS - SAME
 IN_FULL = (FULL if ALL else FULL - OURS if CONTRACTS else FULL & OURS | THEIRS - FULL) | OUTSIDE
 """Every contract is tried on them: installed packages', ours and most of transformers' on its release 4, the others on
 release 5. All others are read as one of them is: each is tried on a fifth of the contracts, and each contract on a
-fifth of them; on half, if release 4 lacks them; with SSMSCOPE_EXHAUSTIVE=all on all."""
+fifth of them; on half, if release 4 lacks them, and on an eighth of those of release 5, if they are ours; with
+SSMSCOPE_EXHAUSTIVE=all on all."""
 IN_TURNS = sorted(set(EXAMPLES) - IN_FULL - (set() if ALL else OWN if CONTRACTS else VARIANTS))
 ON_4 = next(iter(json.loads((ROOT / "docs" / "families.json").read_text(encoding="utf-8")).values()))
-EVERY = {name: 5 if EXAMPLES[name].models[name].config.model_type in ON_4 else 2 for name in IN_TURNS}
+ONLY_5 = {name for name in IN_TURNS if EXAMPLES[name].models[name].config.model_type not in ON_4}
+EVERY = {name: 2 if name in ONLY_5 - SAME else 8 if CONTRACTS and name in OURS else 5 for name in IN_TURNS}
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

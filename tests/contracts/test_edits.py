@@ -1,10 +1,10 @@
 """Edits act in every architecture: cut edges equal matrices with zeros in them, and patched runs are the other run."""
 
-from dataclasses import fields, is_dataclass, replace
+from dataclasses import replace
 
 import pytest
 import torch
-from examples import HYBRIDS, TEXTS, hooks, matrices, random_example, relative
+from examples import OTHER_HYBRIDS, TEXTS, hooks, multiplied, random_example, relative
 from exhaustive import half
 from loud import TrueFloat64, doubled, loud
 from refusals import refuses
@@ -15,14 +15,15 @@ from ssmscope.core.cuts import contribution, cut_attention, cut_convolution, cut
 from ssmscope.core.edits import BLOCK_PLACES, PLACES, Edit, block_parts, edited, in_words, new_state, recorded, replaced
 from ssmscope.core.intercept import override_forward
 from ssmscope.core.linearized import OutputMap, Path
-from ssmscope.core.mixers import adapter_for, memory_of
+from ssmscope.core.mixers import adapter_for, is_bidirectional, memory_of
 from ssmscope.core.model import Model
+from ssmscope.core.trace import mapped, tensors
 from ssmscope.errors import InputError
 from ssmscope.layers import parts, rwkv, rwkv7
 from ssmscope.zoo import groupmamba
 
 NOT = () if parts.BY_WEIGHT else ("jamba", "zamba", "recurrent_gemma")
-INTERFACED = [name for name in HYBRIDS if name not in NOT]
+INTERFACED = [name for name in OTHER_HYBRIDS if name not in NOT]
 """Hybrids whose attention is run by one of transformers' functions."""
 IDS = [[5, 17, 3, 9, 22, 1, 4, 60, 61, 62, 5], [7, 8, 9, 2, 2, 40, 1]]
 OTHER_IDS = [[50, 7, 31, 9, 22, 1, 4, 60, 61, 62, 5], [71, 18, 9, 2, 2, 40, 1]]
@@ -41,7 +42,7 @@ def attended(
         bare = replace(
             path, recurrence=replace(path.recurrence, D=None), weight=None, output_map=OutputMap(lambda v: v)
         )
-        channels = matrices(bare, "block") * ~keep.unsqueeze(1)
+        channels = multiplied(bare, "block") * ~keep.unsqueeze(1)
         cut = torch.einsum("bcts,bsc->btc", channels, path.input_map.source)
         y = torch.einsum("bhts,bshp->bthp", alpha, r.x) - cut.unflatten(-1, r.x.shape[2:])
     if r.D is not None:
@@ -175,7 +176,7 @@ def test_maps_of_a_cut_convolution_are_the_layers_own(module):
             assert relative(linearized.matvec(linearized.u) + linearized.bias, kept[model.layer_numbers[index]]) < 1e-9
             for path in linearized.paths:
                 bare = replace(path, weight=None, output_map=OutputMap(lambda v: v))
-                made = torch.einsum("bcts,bsc->btc", matrices(bare, "block"), path.input_map.source)
+                made = torch.einsum("bcts,bsc->btc", multiplied(bare, "block"), path.input_map.source)
                 assert (
                     relative(made + 1, bare.read(path.input_map.values(path.input_map.source, False), False) + 1) < 1e-9
                 )
@@ -312,14 +313,9 @@ def test_a_run_patched_with_itself_is_itself(model):
         assert kept or place == "convolution"
 
 
-def both_ways(model: Model) -> bool:
-    """Return True if layers look ahead, and cannot be run in pieces."""
-    return getattr(adapter_for(model.mixers[0]), "BIDIRECTIONAL", False)
-
-
 def test_a_layer_in_pieces_is_the_layer(model):
     batch = model.encode(ids=IDS)
-    if both_ways(model):
+    if is_bidirectional(model.module):
         with pytest.raises(InputError, match="both ways, and a state after a token needs layers"):
             model.run(batch, edits=new_state(1, lambda state, site: state))
         return
@@ -332,7 +328,11 @@ def test_everything_patched_is_the_other_run(model):
     expected, own = (model.run(each, last_only=True).logits for each in (other, batch))
     assert relative(own, expected) > 1e-4
     kept, states = {}, {}
-    keep = [] if both_ways(model) else [new_state(2, lambda state, site: states.setdefault(site.layer, state))]
+    keep = (
+        []
+        if is_bidirectional(model.module)
+        else [new_state(2, lambda state, site: states.setdefault(site.layer, state))]
+    )
     again = model.architecture in ("zamba", "zamba2", *STREAMS)  # Zamba's attention reads the embeddings again.
     model.run(other, edits=[*([] if again else [recorded("residual", kept)]), *keep])
     ways = [] if again else [replaced("residual", kept, layers=[0])]
@@ -348,14 +348,10 @@ def test_only_later_tokens_change(model):
     batch = model.encode(ids=IDS[:1])
     plain = model.run(batch).logits
 
-    def twice(record):
-        if isinstance(record, torch.Tensor):
-            return 2 * record + 1 if record.is_floating_point() else record
-        if isinstance(record, tuple):
-            return tuple(map(twice, record))
-        return record
+    def twice(state, site):
+        return replace(state, ssm=mapped(state.ssm, lambda t: 2 * t + 1 if t.is_floating_point() else t))
 
-    found = model.run(batch, edits=new_state(4, lambda state, site: replace(state, ssm=twice(state.ssm)))).logits
+    found = model.run(batch, edits=new_state(4, twice)).logits
     assert relative(found[:, :5], plain[:, :5]) < 1e-5
     assert (
         all(relative(found[:, t], plain[:, t]) > 1e-6 for t in range(6, 11))
@@ -375,7 +371,9 @@ def test_nothing_is_left_behind(model):
         edit = Edit("fails", place, fail, after=after)
         if place in ("convolution", "taps") and model.run(batch).states[0].conv is None:
             continue
-        if (place == "attention" and not attention_layers(model.module)) or (place == "state" and both_ways(model)):
+        if (place == "attention" and not attention_layers(model.module)) or (
+            place == "state" and is_bidirectional(model.module)
+        ):
             continue
         if place in BLOCK_PLACES and not block_parts(model.module, place):
             continue
@@ -408,19 +406,8 @@ def test_an_edited_trace_is_that_of_the_edited_run(model):
         assert not torch.equal(trace.layers[1].u, plain.layers[1].u)
 
 
-def tensors(record):
-    if isinstance(record, torch.Tensor):
-        yield record
-    elif isinstance(record, tuple):
-        for each in record:
-            yield from tensors(each)
-    elif is_dataclass(record):
-        for each in fields(record):
-            yield from tensors(getattr(record, each.name))
-
-
 def test_states_are_those_of_a_run_that_ends_there(model):
-    if both_ways(model):
+    if is_bidirectional(model.module):
         return
     batch, kept = model.encode(ids=IDS[:1]), {}
     model.run(batch, edits=new_state(4, lambda state, site: kept.setdefault(site.layer, state)))

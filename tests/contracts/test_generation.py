@@ -119,7 +119,7 @@ def test_what_is_written_under_edits_is_what_the_whole_text_says_under_them(writ
     exact = Model(doubled(writer.module))
     with TrueFloat64():
         assert worst(exact, PADDED) < 1e-10
-        for place in half(PLACES, request.node.name):
+        for place in half(PLACES, request.node.name, of=3):
             if has(exact, place):
                 assert worst(exact, PADDED, place) < 1e-10, place
 

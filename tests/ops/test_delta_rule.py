@@ -103,7 +103,7 @@ def test_matrices_are_the_references(decays, removals):
 
 @pytest.mark.parametrize(("decays", "removals"), [(1, ()), (4, ()), (4, (3,)), (1, None), (4, None)])
 def test_what_survives_is_what_a_run_that_writes_once_leaves(decays, removals, monkeypatch):
-    r, H = recurrence(70, decays, removals=removals)
+    r, H = recurrence(40, decays, removals=removals)
     left = survival.remaining_reference(r)
     torch.testing.assert_close(survival.remaining_norms(r), left.norm(dim=(-2, -1)), **CLOSE)
     inner, rest = survival.left_towards_state(r, H)

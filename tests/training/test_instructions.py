@@ -50,7 +50,7 @@ def trained(folder, tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SSMSCOPE_DATA", str(folder))
         patch.chdir(out)
-        options = {"width": 32, "epochs": 12, "batch_size": 8, "learning_rate": 1e-2}
+        options = {"width": 32, "epochs": 10, "batch_size": 8, "learning_rate": 1e-2}
         undropped = dict.fromkeys(("dropout", "embedding_dropout", "token_dropout", "subword_dropout"), 0.0)
         train_model("mamba2", "instruct", "base", **{**OPTIONS, **options, **undropped})
         line = "train baleen-e --data instruct --init-from base --epochs 1 --set beta=0.1 --no-progress --out baleen"
