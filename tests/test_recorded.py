@@ -32,7 +32,6 @@ def test_outputs_are_as_recorded(case: str, folder: Path, monkeypatch: pytest.Mo
         pytest.skip("reads a data set; set SSMSCOPE_DATA to try it")
     monkeypatch.chdir(folder)
     monkeypatch.setenv("COLUMNS", "120")
-    monkeypatch.setattr("ssmscope.render.pictures.encode_figure", lambda *_: b"")  # laid out in tests/render and views
     run(case, CASES[case])
     write_words(Path(case))
     found = compare(RECORDED / case, Path(case), tolerance=TOLERANCES[case])
