@@ -186,14 +186,12 @@ def draw(path: Path) -> None:
 
 
 def docs_table(gpu: bool = False) -> list[str]:
-    """Return the rows of a page's table: tokens a second of both, of the whole call and of writing alone, and "—" where
-    transformers did not finish in 30 seconds."""
-    head = ("", "texts", "ssmscope", "transformers", "ssmscope, writing alone", "transformers, writing alone")
-    rows = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
+    """Return the rows of a page's table: tokens a second of whole calls of both, and "—" where transformers did not
+    finish in 30 seconds."""
+    rows = ["|  | texts | ssmscope | transformers |", "|" + "---|" * 4]
     for line in map(json.loads, RESULTS.open()):
         if line.get("prompt", FIGURE_PROMPT) < FIGURE_PROMPT and ("NVIDIA" in line["device"]) == gpu and not peer(line):
-            pairs = [(line.get(name), what) for what in ("whole", "writing") for name in ("ssmscope", "transformers")]
-            both = [rate_of(found, what) for found, what in pairs]
+            both = [rate_of(line.get(name), "whole") for name in ("ssmscope", "transformers")]
             rows.append(f"| {line['shape']} | {line['rows']} | {' | '.join(both)} |")
     return rows
 
@@ -203,14 +201,19 @@ def peer(line: dict[str, Any]) -> bool:
 
 
 def peer_table() -> list[str]:
-    """Return the rows of a page's table: tokens a second of whole calls beside mamba_ssm's, by how many are written."""
-    names, found = ("ssmscope", "compiled", "mamba_ssm"), dict[str, list[dict[str, Any]]]()
+    """Return the rows of a page's table: tokens a second of whole calls beside mamba_ssm's, by texts and by how many
+    are written."""
+    names, found = ("ssmscope", "compiled", "mamba_ssm"), dict[str, dict[int, list[dict[str, Any]]]]()
     for line in filter(peer, map(json.loads, RESULTS.open())):
-        found.setdefault(f"{line['shape']}, {line['dtype']}, {line['rows']}", []).append(line)
-    new = "; ".join(str(line["new"]) for line in next(iter(found.values())))
-    rows = [f"| {new} tokens | ssmscope | `compile=True` | mamba_ssm |", "|---" * 4 + "|"]
-    for what, lines in found.items():
-        cells = ("; ".join(rate_of(line[name], "whole") for line in lines) for name in names)
+        found.setdefault(f"{line['shape']}, {line['dtype']}", {}).setdefault(line["rows"], []).append(line)
+    first = next(iter(found.values()))
+    new = "; ".join(str(line["new"]) for line in first[1])
+    columns = ("{} texts", "`compile=True`", "mamba_ssm")
+    head = " | ".join(name.format(texts) for texts in first for name in columns).replace("1 texts", "1 text", 1)
+    rows = [f"| {new} tokens | {head} |", "|" + "---|" * (1 + 3 * len(first))]
+    for what, by_texts in found.items():
+        each = [(lines, name) for lines in by_texts.values() for name in names]
+        cells = ("; ".join(rate_of(line[name], "whole") for line in lines) for lines, name in each)
         rows.append(f"| {what} | {' | '.join(cells)} |")
     return rows
 

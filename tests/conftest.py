@@ -4,6 +4,7 @@ import functools
 import gc
 import io
 import os
+import shutil
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -85,13 +86,14 @@ def plain_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(scope="session", autouse=True)
 def unpainted() -> Iterator[Any]:
     """Figures are laid out as for a file, but the file is of an empty one: painting takes most of the time. Of figures
-    that are alike in their parts, one is laid out; tests of overlaps lay out what they look at themselves."""
+    with the same kinds of parts, one is laid out; tests of overlaps lay out what they look at themselves."""
     from ssmscope.render import pictures
 
     seen = set()
 
     def drawn(figure: Any, suffix: str) -> bytes:
-        alike = tuple(tuple(type(part).__name__ for part in axes.get_children()) for axes in figure.axes)
+        parts = {type(part).__name__ for axes in figure.axes for part in axes.get_children()}
+        alike = frozenset(parts), min(len(figure.axes), 3)
         if alike not in seen:
             figure.draw_without_rendering()
             seen.add(alike)
@@ -162,6 +164,18 @@ def untokenized(mamba: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     from commands import without_tokenizer
 
     return without_tokenizer(mamba, tmp_path_factory.mktemp("models") / "untokenized")
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    """A browser; it needs playwright and Debian's chromium."""
+    sync = pytest.importorskip("playwright.sync_api", reason="install playwright to test pages in a browser")
+    if (chromium := shutil.which("chromium")) is None:
+        pytest.skip("install chromium to test pages in a browser")
+    with sync.sync_playwright() as playwright:
+        started = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        yield started
+        started.close()
 
 
 @pytest.fixture

@@ -37,7 +37,7 @@ def language_model(seed: int = 3) -> ssmscope.Model:
     tokenizer = train_tokenizer([*SENTENCES, *TEMPLATES, "and true is true and false is not true"], vocabulary=200)
     config = Mamba2Config(
         vocab_size=len(tokenizer), hidden_size=16, state_size=4, num_hidden_layers=2, num_heads=4, head_dim=8,
-        n_groups=1, expand=2, pad_token_id=0, bos_token_id=0, eos_token_id=0,
+        n_groups=1, expand=2, chunk_size=8, pad_token_id=0, bos_token_id=0, eos_token_id=0,
     )  # fmt: skip
     torch.manual_seed(seed)
     module = loud(Mamba2ForCausalLM(config), seed)

@@ -17,9 +17,9 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 import ssmscope
 from ssmscope.core.edits import Edit, edited, new_state
-from ssmscope.core.generation import Sampling
 from ssmscope.core.lasting_edits import clamped_state, frozen_decays, held_state, while_writing
 from ssmscope.core.model import Model
+from ssmscope.core.sampling import Sampling
 from ssmscope.errors import InputError
 from ssmscope.zoo.documents import byte_tokenizer
 

@@ -114,6 +114,11 @@ def parsed(name: str) -> ast.Module:
     return ast.parse(MODULES[name].read_text(encoding="utf-8"))
 
 
+@functools.cache
+def nodes(name: str) -> list[ast.AST]:
+    return list(ast.walk(parsed(name)))
+
+
 @each_of(sorted(set(MODULES) - ENTRANCES))
 def test_imports_point_one_way(name: str) -> None:
     home = name.partition(".")[0]
@@ -171,7 +176,7 @@ TRAINED = ("networks.", "layers.", "loading.", "zoo.")
 def test_nothing_is_made_in_the_default_dtype(name: str) -> None:
     made = [
         f"{node.lineno}: torch.{node.func.attr}"
-        for node in ast.walk(ast.parse(MODULES[name].read_text("utf-8")))
+        for node in nodes(name)
         if isinstance(node, ast.Call)
         and isinstance(node.func, ast.Attribute)
         and getattr(node.func.value, "id", None) == "torch"
@@ -257,7 +262,7 @@ def test_words_of_an_option_stand_in_one_order():
     """`typing` takes unions of equal words for one, in the order that was met first: messages hung on the imports."""
     orders: dict[frozenset, set] = {}
     for name in MODULES:
-        for node in ast.walk(parsed(name)):
+        for node in nodes(name):
             if isinstance(node, ast.Subscript) and isinstance(node.value, ast.Name) and node.value.id == "Literal":
                 words = ast.literal_eval(node.slice)
                 words = words if isinstance(words, tuple) else (words,)
@@ -274,7 +279,7 @@ OPTIONS_ARE_TYPED = re.compile(
 @each_of([name for name in MODULES if not OPTIONS_ARE_TYPED.match(name)])
 def test_messages_speak_python(name: str) -> None:
     """They write an option as `name=…`, which the command line says its way (`ssmscope.errors.as_typed`)."""
-    said = [node.value for node in ast.walk(parsed(name)) if isinstance(node, ast.Constant)]
+    said = [node.value for node in nodes(name) if isinstance(node, ast.Constant)]
     texts = [text for text in said if isinstance(text, str) and "analyze " not in text and "style" not in text]
     assert not [text for text in texts if re.search(r"(?<![\w(-])--[a-z][\w-]*(?![\w-]*:)", text)]
 
@@ -301,7 +306,7 @@ def test_what_is_added_is_named_by_its_owner_alone(name: str) -> None:
     for what, known in (("kinds", kinds), ("families", families)):
         owned = name in LISTS_KINDS if what == "kinds" else name.startswith(("layers.", "zoo."))
         owned |= name.endswith(".entries")
-        assert owned or not [found for node in ast.walk(parsed(name)) if len(found := listed(node) & known) > 2]
+        assert owned or not [found for node in nodes(name) if len(found := listed(node) & known) > 2]
 
 
 def test_modules_whose_shapes_are_checked_are_there() -> None:

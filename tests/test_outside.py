@@ -32,18 +32,26 @@ def packages(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def test_the_tests_of_the_how_tos_pass(packages: Path) -> None:
-    tests = [*packages.glob("*/tests/test_*.py")]
+@pytest.fixture(scope="module")
+def passed(packages: Path) -> list[str]:
+    """The tests of the how-tos and the contracts of a family outside, all of which pass in one process."""
+    tests = [*map(str, packages.glob("*/tests/test_*.py"))]
     assert len(tests) == 2
-    run(packages, PYTEST, *map(str, tests))
+    tests += [str(ROOT / "tests" / "contracts" / f"test_{of}.py") for of in ("architectures", "edits", "linearized")]
+    options = ["-vv", "-c", str(ROOT / "pyproject.toml"), "-k", "leaky or test_remaining.py or test_order.py"]
+    return re.findall(r"^(\S+::\S+).* PASSED", run(packages, PYTEST, *tests, *options), re.MULTILINE)
 
 
-def test_what_is_outside_is_found_everywhere(packages: Path) -> None:
+def test_the_tests_of_the_how_tos_pass(packages: Path, passed: list[str]) -> None:
+    for file in packages.glob("*/tests/test_*.py"):
+        named = re.findall(r"^def (test_\w+)", file.read_text(encoding="utf-8"), re.MULTILINE)
+        assert named and {*named} <= {name.partition("::")[2].partition("[")[0] for name in passed}, file
+
+
+def test_what_is_outside_is_found_everywhere(packages: Path, passed: list[str]) -> None:
     """A family, an analysis, attacks and a method, without a line changed here: in the help, in contracts (lrp's rules
     among them), in reports and, as a page, in the documentation."""
-    contracts = [str(ROOT / "tests" / "contracts" / f"test_{of}.py") for of in ("architectures", "edits", "linearized")]
-    passed = run(packages, PYTEST, *contracts, "-k", "leaky")
-    assert int(re.search(r"(\d+) passed", passed)[1]) >= 25  # type: ignore[index]
+    assert sum("leaky" in name for name in passed) >= 25
     (packages / "reviews.csv").write_text("text,label\na gripping film,positive\na dull film,negative\n")
     calls = ["remaining: {text: A gripping film., top: 1}"]
     calls += [f"{verb}: {{data: reviews.csv}}" for verb in ("evaluate", "noise", "order")]
@@ -55,8 +63,10 @@ def test_what_is_outside_is_found_everywhere(packages: Path) -> None:
     )
     lines = [f"{line} --data reviews.csv" for line in attacks] + ["report plan.yaml --out out --json", "--help"]
     lines.append("explain demo/sst2-mamba2 --text good --methods gradnorm,lrp")
-    analyze = "import sys; from ssmscope.cli import run; sys.exit(max(run(line.split()) for line in sys.argv[1:]))"
-    printed = run(packages, analyze, *lines)
+    analyze = "import sys; from ssmscope.cli import run; code = max(run(line.split()) for line in sys.argv[1:])"
+    page = "import verbs; print(verbs.page('order', verbs.verbs()['order']))"
+    page += "; from ssmscope.api.dimensions import dimensions; print(*dimensions()); sys.exit(code)"
+    printed = run(packages, f"{analyze}; sys.path.insert(0, {str(DOCS)!r}); {page}", *lines)
     assert all(word in printed for word in ("politeness", "keyboard", "gradnorm", "From installed packages"))
     assert '"verb": "remaining"' in printed and '"state": "done"' in printed
     assert "Words in another order" in (packages / "out" / "index.html").read_text(encoding="utf-8")
@@ -64,9 +74,6 @@ def test_what_is_outside_is_found_everywhere(packages: Path) -> None:
     assert "most is left of" in (packages / "out" / "index.html").read_text(encoding="utf-8")
     kept = {path.suffix for path in (packages / "out").glob("results/*/remaining.*")}
     assert kept == {".json", ".csv", ".png", ".html"}
-    page = "import verbs; print(verbs.page('order', verbs.verbs()['order']))"
-    page += "; from ssmscope.api.dimensions import dimensions; print(*dimensions())"
-    printed = run(packages, f"import sys; sys.path.insert(0, {str(DOCS)!r}); {page}")
     assert "--orders N" in printed and "heading='Prompts, politeness'" in printed
 
 

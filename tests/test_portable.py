@@ -41,11 +41,11 @@ RESERVED = re.compile(r"^(con|prn|aux|nul|com\d|lpt\d)(\.|$)", re.IGNORECASE)
 
 def found_in(source: str, name: str = "example.py") -> list[str]:
     """Everything in a source that Windows or macOS lacks, or that depends on the machine's encoding."""
-    tree = ast.parse(source)
-    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    nodes = [*ast.walk(ast.parse(source))]
+    calls = [node for node in nodes if isinstance(node, ast.Call)]
     asked = {ast.unparse(call.args[1]).strip("'") for call in calls if getattr(call.func, "id", "") == "hasattr"}
     asked |= {WHERE_POSIX[name]} if name in WHERE_POSIX else set()
-    return [said for node in ast.walk(tree) for said in _faults(node, asked, name)]
+    return [said for node in nodes for said in _faults(node, asked, name)]
 
 
 def _faults(node: ast.AST, asked: set[str], name: str) -> Iterator[str]:

@@ -130,9 +130,10 @@ def test_lines_of_a_language_model(tmp_path: Path) -> None:
     texts = ["the film is in the city of the king", "the song of the war was the first"]
     place = tmp_path / "lines.txt"
     place.write_text("\n".join(texts))
-    expected = ssmscope.ablate(model, place, length=8)
+    options = dict(length=8, what="layer", steps=2)
+    expected = ssmscope.ablate(model, place, **options)
     for given in (texts, pd.DataFrame({"text": texts})):
-        pd.testing.assert_frame_equal(ssmscope.ablate(model, given, length=8).to_frame(), expected.to_frame())
+        pd.testing.assert_frame_equal(ssmscope.ablate(model, given, **options).to_frame(), expected.to_frame())
 
 
 @pytest.mark.parametrize(("python", "typed"), [

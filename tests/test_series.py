@@ -94,7 +94,7 @@ def test_all_positions_answers_are_on_a_page_with_what_each_rests_on(series: Ten
     answers = network()(x)[0].argmax(-1).tolist()
     assert [text.answer for text in found] == ["abcd"[each] for each in answers] and len(set(answers)) > 1
     frame = found.to_frame()
-    for at in range(11):
+    for at in (0, 1, 6, 10):
         alone = ssmscope.explain(model.at(at), x, methods=methods)
         for mine, own in zip(found[at].attributions, alone[0].attributions):
             np.testing.assert_allclose(mine.scores, own.scores, atol=1e-6)
@@ -168,8 +168,8 @@ def test_scores_are_those_of_the_modules_own_gradients(series: Tensor, kind: typ
     found = ssmscope.explain(
         model, x, methods=["gradxinput", "ig", "occlusion", "lrp"], option={"ig": {"baseline": "zero"}}
     )
-    places = (torch.arange(400, dtype=torch.float64) + 0.5) / 400
-    expected = sum(slope(place * x) for place in places) / 400 * x
+    places = (torch.arange(60, dtype=torch.float64) + 0.5) / 60
+    expected = sum(slope(place * x) for place in places) / 60 * x
     mean = x.mean(1, keepdim=True)
     value = logits(x).gather(1, best[:, None])[:, 0]
     for row in range(2):
@@ -233,7 +233,7 @@ def test_other_inputs_are_refused(series: Tensor, given, said: str) -> None:
     refuses(said, model.encode, given)
 
 
-@pytest.mark.parametrize("seed", [0, 1, 2])
+@pytest.mark.parametrize("seed", [0, 1])
 def test_the_planted_step_and_channel_are_found(seed: int) -> None:
     """The sign of channel 2 at the one step where it is large is the class; all else is noise."""
     generator = torch.Generator().manual_seed(seed)
@@ -247,8 +247,8 @@ def test_the_planted_step_and_channel_are_found(seed: int) -> None:
 
     torch.manual_seed(seed)
     module = Network(3, 2, layers=1)
-    step = torch.optim.Adam(module.parameters(), 1e-2)
-    for _ in range(250):
+    step = torch.optim.Adam(module.parameters(), 2e-2)
+    for _ in range(120):
         x, _, label = drawn(64)
         step.zero_grad()
         cross_entropy(module(x)[:, -1], label).backward()
@@ -261,7 +261,7 @@ def test_the_planted_step_and_channel_are_found(seed: int) -> None:
         scores = np.stack([each.attributions[number].channels for each in found])
         highest = [np.unravel_index(each.argmax(), each.shape) for each in scores]
         assert np.mean([(int(t), int(c)) == (place, 2) for (t, c), place in zip(highest, at.tolist())]) >= 0.9
-    for row, place in enumerate(at.tolist()[:6]):
+    for row, place in enumerate(at.tolist()[:3]):
         cut = {t: ssmscope.knockout(model, x[row : row + 1], from_=str(t)).to_frame() for t in range(12)}
         changes = {t: float(frame["change"].iloc[0]) for t, frame in cut.items()}
         assert min(changes, key=changes.__getitem__) == place

@@ -36,7 +36,7 @@ MODEL = "demo/sst2-mamba2"
 TEXTS = ("a good film", "bad", "a bad film with good music", "great acting", "a film , but with music", "no good film")
 DATA = text_data("made-up", "test", TEXTS, (1, 0, 0, 1, 1, 0), ("negative", "positive"), [((0, 1),)] * len(TEXTS))
 ANALYSES: dict[str, Callable[[Model], Any]] = {
-    "fidelity": lambda model: ssmscope.fidelity(model, DATA, methods="gradxinput", steps=3),
+    "fidelity": lambda model: ssmscope.fidelity(model, DATA, methods="gradxinput", steps=2),
     "plausibility": lambda model: ssmscope.plausibility(model, DATA, methods=("gradxinput", "survival")),
     "heatmap": lambda model: ssmscope.heatmap(model, DATA),
     "attention": lambda model: ssmscope.attention(model, DATA),
@@ -44,7 +44,7 @@ ANALYSES: dict[str, Callable[[Model], Any]] = {
     "position": lambda model: ssmscope.position(model, DATA, regions="0%:50%,50%:100%"),
     "position-other": lambda model: ssmscope.position(model, DATA, replacement="other"),
     "noise": lambda model: ssmscope.noise(model, DATA),
-    "overflow": lambda model: ssmscope.overflow(model, DATA),
+    "overflow": lambda model: ssmscope.overflow(model, DATA, lengths=[5, 9]),
     "loss": lambda _: ssmscope.loss(load("demo/instruct-mamba2"), data=list(TEXTS), length=3, progress=False),
     "insertion": lambda model: ssmscope.insertion(model, DATA),
 }
@@ -139,7 +139,7 @@ class TestAKilledRun:
     def call(self, tmp_path: Path) -> Call:
         file = tmp_path / "data.csv"
         file.write_text("text,label\n" + "".join(f'"{t}",{DATA.labels[n]}\n' for n, t in enumerate(TEXTS)))
-        options = {"data": str(file), "methods": "gradxinput", "steps": 3}
+        options = {"data": str(file), "methods": "gradxinput", "steps": 2}
         return Call.of("fidelity", [MODEL], options)
 
     def test_goes_on_with_what_is_missing(self, tmp_path) -> None:

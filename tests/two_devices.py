@@ -13,7 +13,7 @@ import json
 import os
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,6 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils import backend_registration
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map
 import ssmscope
 from ssmscope.core.edits import Edit
 from ssmscope.core.model import Model
@@ -74,7 +73,7 @@ def dispatched(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     Raises:
         RuntimeError: tensors on the card and on the CPU meet.
     """
-    tensors = [each for each in tree_leaves((args, kwargs)) if isinstance(each, Tensor)]
+    tensors = list(_tensors((*args, *kwargs.values())))
     on_card = [each for each in tensors if isinstance(each, Card)]
     # numbers may meet all, and what is on the card may be indexed from the CPU
     apart = on_card and any(not isinstance(each, Card) and each.dim() > 0 for each in tensors)
@@ -89,14 +88,26 @@ def dispatched(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         there = torch.device(kwargs["device"]).type == CARD.type
         kwargs = {**kwargs, "device": torch.device("cpu")} if there else kwargs
     known = {id(each.inner): each for each in on_card}
-    found = func(*tree_map(_inside, args), **tree_map(_inside, kwargs))
+    if on_card:
+        args, kwargs = _inside(args), {name: _inside(each) for name, each in kwargs.items()}
+    found = func(*args, **kwargs)
     if not there:
         return found
-    return tree_map(lambda x: known[id(x)] if id(x) in known else Card(x) if isinstance(x, Tensor) else x, found)
+    return _mapped(lambda x: known[id(x)] if id(x) in known else Card(x) if isinstance(x, Tensor) else x, found)
+
+
+def _tensors(values: Iterable[Any]) -> Iterator[Tensor]:
+    """The tensors among an operation's arguments, and in their lists: torch's own trees took longer than all else."""
+    for each in values:
+        yield from [each] if isinstance(each, Tensor) else _tensors(each) if isinstance(each, list | tuple) else ()
+
+
+def _mapped(change: Callable[[Any], Any], value: Any) -> Any:
+    return type(value)(_mapped(change, each) for each in value) if type(value) in (list, tuple) else change(value)
 
 
 def _inside(value: Any) -> Any:
-    return value.inner if isinstance(value, Card) else value
+    return _mapped(lambda each: each.inner if isinstance(each, Card) else each, value)
 
 
 class Operations(TorchDispatchMode):

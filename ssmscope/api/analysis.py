@@ -110,7 +110,7 @@ class Analysis:
         """Maximum number of models."""
         return math.inf if self.several else 1 if self.pair is None else 2
 
-    @property
+    @functools.cached_property
     def inputs(self) -> Mapping[str, Option]:
         """Options that name the input, and its columns."""
         kinds = {each.reads.kind for each in self.options.values() if each.reads is not None}

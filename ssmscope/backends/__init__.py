@@ -22,6 +22,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
+from torch.fx.experimental.proxy_tensor import get_proxy_mode
 from ssmscope.backends import triton
 from ssmscope.errors import InputError, did_you_mean
 
@@ -52,7 +53,7 @@ def find(operation: str, *terms: Tensor | None) -> ModuleType | None:
     """Return the module that computes this operation of these terms, in the order of its `fits`, or None for torch. If
     only something missing is in the way, such as a C compiler, one warning per process says so. Raises InputError if
     SSMSCOPE_BACKEND has a value that is not allowed."""
-    traced = torch.compiler.is_compiling() or torch.jit.is_tracing()  # type: ignore[attr-defined]
+    traced = torch.compiler.is_compiling() or torch.jit.is_tracing() or get_proxy_mode()  # type: ignore[attr-defined]
     if traced or not enabled():
         return None
     given = [t for t in terms if t is not None]

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import astuple, dataclass
+from functools import lru_cache
 
 import numpy as np
 from jaxtyping import Float
@@ -65,17 +66,28 @@ def resampled_sums(
     97.5 % quantiles of Student's t and of the normal distribution, and no resample leaves the range of what is
     measured.
     """
-    random = np.random.default_rng(seed)
     examples = len(columns)
-    sums = [columns.sum(0, keepdims=True)]
     draws = examples if examples >= MIN_EXAMPLES_FOR_FULL_DRAWS else max(1, examples - FEWER_DRAWS)
+    few = resamples * examples <= MAX_DRAWS_HELD
+    counts = (_counts_held if few else _counts)(examples, draws, resamples, seed)
+    sums = [columns.sum(0, keepdims=True), *(each @ columns * examples / draws for each in counts)]
+    return np.concatenate(sums).astype(np.float64)
+
+
+def _counts(examples: int, draws: int, resamples: int, seed: int) -> Iterator[np.ndarray]:
+    """Yield how often each resample draws each example, (resamples, examples), some resamples at a time."""
+    random = np.random.default_rng(seed)
     step = max(1, MAX_DRAWS_HELD // examples)
     for start in range(0, resamples, step):
         rows = min(step, resamples - start)
         drawn = random.integers(0, examples, (rows, draws)) + np.arange(rows)[:, None] * examples
-        counts = np.bincount(drawn.ravel(), minlength=rows * examples).reshape(rows, examples)
-        sums.append(counts @ columns * examples / draws)
-    return np.concatenate(sums).astype(np.float64)
+        yield np.bincount(drawn.ravel(), minlength=rows * examples).reshape(rows, examples)
+
+
+@lru_cache(maxsize=1)
+def _counts_held(*sizes: int) -> tuple[np.ndarray, ...]:
+    """Return `_counts`, the same for all measurements on as many examples."""
+    return tuple(each.astype(np.float64) for each in _counts(*sizes))
 
 
 def ratio(above: np.ndarray, below: np.ndarray) -> np.ndarray:

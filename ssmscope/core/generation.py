@@ -7,7 +7,6 @@ the model writes; see `ssmscope.core.lasting_edits`.
 from __future__ import annotations
 
 import inspect
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextvars import copy_context
 from dataclasses import dataclass, replace
@@ -16,7 +15,6 @@ from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int
 from torch import Tensor
 from ssmscope.core.attention_layers import reads_positions
 from ssmscope.core.batching import by_length, tokens_at_once
@@ -28,9 +26,10 @@ from ssmscope.core.lasting_edits import LastingEdit
 from ssmscope.core.mixers import check_causal
 from ssmscope.core.progress import count_tokens
 from ssmscope.core.recording import STEPS_AT_ONCE, STEPS_BEFORE, Kept, StepInPlace, can_record_steps
+from ssmscope.core.sampling import GREEDY, Sampling
 from ssmscope.core.token_runs import TokenRuns
 from ssmscope.core.trace import Earlier, States, check_rows, gathered, joined
-from ssmscope.errors import InputError, check_number, check_whole
+from ssmscope.errors import InputError, check_whole
 from ssmscope.ops.compiling import compiled
 from ssmscope.outline import Outlined
 
@@ -109,71 +108,7 @@ class Generation(Outlined):
 
 def prompt_ids(batch: Batch) -> list[list[int]]:
     """Return the ids of a batch's texts without padding."""
-    return [ids[real].tolist() for ids, real in zip(batch.input_ids, batch.mask)]
-
-
-@dataclass(frozen=True)
-class Sampling:
-    """Choice of the next token: the likeliest with `temperature` 0, else drawn from the softmax of the logits divided
-    by it, of which `top_k` tokens count, or the likeliest that together have the probability `top_p`."""
-
-    temperature: float = 0.0
-    top_k: int | None = None
-    top_p: float | None = None
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        check_number(0, temperature=self.temperature, top_p=1 if self.top_p is None else self.top_p)
-        if self.temperature == 0 and (self.top_k is not None or self.top_p is not None):
-            raise InputError("top_k and top_p are for drawing tokens; give temperature=… above 0 too, e.g. 1")
-        check_whole(0, seed=self.seed)
-        check_whole(1, top_k=1 if self.top_k is None else self.top_k)
-        if self.top_p is not None and not 0 < self.top_p <= 1:
-            raise InputError(f"top_p is {self.top_p}; allowed are numbers above 0, up to 1")
-
-    def draws(self, prompts: Sequence[Sequence[int]]) -> list[np.random.Generator] | None:
-        """Return a generator for every text, whose draws from 0 to 1 choose its tokens in turn: from the seed, the
-        prompt's ids and, of equal prompts, the text's number among them, so that they do not depend on other texts."""
-        if self.temperature == 0:
-            return None
-        copies, rows = Counter[tuple[int, ...]](), []
-        for ids in map(tuple, prompts):
-            rows.append(np.random.default_rng([self.seed, copies[ids], *ids]))
-            copies[ids] += 1
-        return rows
-
-    def choose(
-        self, logits: Float[Tensor, "texts vocabulary"], draws: Float[np.ndarray | Tensor, " texts"] | None
-    ) -> Int[Tensor, " texts"]:
-        """Return a token for each row: of equally likely ones the one with the lowest id."""
-        if draws is None:
-            return logits.argmax(-1)
-        from transformers import TopKLogitsWarper, TopPLogitsWarper
-
-        none: Any = None
-        top = logits.amax(-1, keepdim=True)
-        scores = (logits.double() - top) / self.temperature
-        if self.top_k is not None:
-            scores = TopKLogitsWarper(min(self.top_k, scores.shape[-1]))(none, scores)
-        if self.top_p is not None:
-            scores = TopPLogitsWarper(self.top_p)(none, scores)
-        up_to = scores.softmax(-1).cumsum(-1)
-        drawn = torch.as_tensor(draws, device=up_to.device).unsqueeze(-1) * up_to[:, -1:]
-        found = torch.searchsorted(up_to, drawn, right=True).clamp(max=scores.shape[-1] - 1)
-        # A temperature below the rounding of the logits is 0: only ties would be drawn from.
-        rounding = torch.finfo(logits.dtype).eps * top.abs()
-        return found.where(rounding < self.temperature, logits.argmax(-1, keepdim=True)).squeeze(-1)
-
-    def numbers(
-        self, logits: Float[Tensor, "texts vocabulary"], draws: Float[np.ndarray | Tensor, " texts"] | None
-    ) -> Float[Tensor, "5 texts"]:
-        """Return each text's token, log P of it, the entropy, and the smallest and largest logit."""
-        precise = logits if logits.dtype == torch.float64 else logits.float()
-        chosen = self.choose(precise, draws)
-        log_p = precise.log_softmax(-1)
-        chosen_log_p = log_p.gather(1, chosen.unsqueeze(1)).squeeze(1)
-        entropy = -torch.linalg.vecdot(log_p.exp(), log_p.clamp_(min=torch.finfo(log_p.dtype).min))
-        return torch.stack([each.to(log_p) for each in (chosen, chosen_log_p, entropy, *precise.aminmax(dim=-1))])
+    return [ids[real].tolist() for ids, real in zip(batch.input_ids.cpu(), batch.mask.cpu())]
 
 
 class Continuation:
@@ -184,15 +119,43 @@ class Continuation:
     """
 
     def __init__(
-        self, model: Runs, run: tuple[Tensor, States], edits: Sequence[LastingEdit] = (), compiles: bool = False
+        self,
+        model: Runs,
+        run: tuple[Tensor, States] | None = None,
+        edits: Sequence[LastingEdit] = (),
+        compiles: bool = False,
     ) -> None:
         self.model, self.edits, self.context, self.compiles = model, tuple(edits), copy_context(), compiles
-        self.logits, self.states = run
-        worth = self.states and (compiles or model.device.type in RECORDING_DEVICES)
-        self.recordable = bool(worth and not edits and can_record_steps(model.module))
-        self.rows = list(range(len(self.logits)))  # Texts of the batch.
+        worth = not edits and (compiles or model.device.type in RECORDING_DEVICES)
+        self.recordable = bool(worth and can_record_steps(model.module))
         self.runs: dict[tuple[LastingEdit, ...], TokenRuns] = {}
+        self.step: StepInPlace | None = None
         self.keep: Callable[[], None] = lambda: None
+        if run is not None:
+            self.begin(run)
+
+    def begin(self, run: tuple[Tensor, States]) -> None:
+        """Go on from the logits and states at the ends of texts."""
+        self.logits, self.states = run
+        self.rows = list(range(len(self.logits)))  # Texts of the batch.
+
+    def begin_in_place(self, batch: Batch, sampling: Sampling) -> bool:
+        """Read short texts of one length by a step that is kept, which goes on with drawing their first tokens; return
+        False where none is."""
+        length = batch.input_ids.shape[1]
+        if not self.recordable or min(batch.lengths) < length:
+            return False
+        kept, key = Kept.of(self.model), self._key(len(batch.input_ids), sampling)
+        step = kept.steps.get(key)
+        if step is None or length > step.reads:
+            return False
+        self.step, self.keep = kept.steps.pop(key), lambda: kept.put(key, step)
+        step.read(batch.input_ids.to(self.model.device))
+        count_tokens(batch.input_ids.numel())
+        return True
+
+    def _key(self, texts: int, sampling: Sampling) -> tuple[Any, ...]:
+        return texts, self.compiles, replace(sampling, seed=0)
 
     def read(self, tokens: Sequence[Written]) -> None:
         """Read a token for each text that is still written."""
@@ -214,10 +177,10 @@ class Continuation:
     def in_place(self, number: int, tokens: Sequence[Written], sampling: Sampling) -> StepInPlace | None:
         """Return a step that goes on with reading these tokens, on a GPU or compiled; None where it cannot be, and
         before so many tokens were written that it is worth making one."""
-        if not self.recordable:
+        if not self.recordable or not self.states:
             return None
         kept, rows = Kept.of(self.model), [token.row for token in tokens]
-        key = (len(rows), self.compiles, replace(sampling, seed=0))
+        key = self._key(len(rows), sampling)
         found = kept.steps.pop(key, None)
         if found is None and number != STEPS_BEFORE:
             return None
@@ -228,8 +191,8 @@ class Continuation:
         else:
             try:
                 draws, fuses = sampling.temperature > 0, self.compiles and ids.device.type == "cuda"
-                choose = compiled(GREEDY.numbers) if fuses and not draws else sampling.numbers
-                found = self._runs(()).in_place(ids, self.states, choose, draws, kept.traces, self.compiles)
+                note = compiled(GREEDY.note) if fuses and not draws else sampling.note
+                found = self._runs(()).in_place(ids, self.states, note, draws, kept.traces, self.compiles)
             except (InputError, RuntimeError):
                 return None
         if ids.device.type == "cuda":
@@ -253,9 +216,6 @@ class Continuation:
         self.keep()
         for runs in self.runs.values():
             runs.close()
-
-
-GREEDY = Sampling()
 
 
 class Ahead:
@@ -302,7 +262,7 @@ def written_after(
     decode = lru_cache(maxsize=4096)(lambda i: str(i) if ends.tokenizer is None else ends.tokenizer.decode([i]))
     said: list[list[int]] = [[] for _ in prompts]
     going = list(range(len(prompts)))
-    ahead: Ahead | None = None
+    ahead = None if following.step is None else Ahead(following.step, going, draws, at_once)
     try:
         for number in range(max_new_tokens):
             if ahead is None:
@@ -377,8 +337,9 @@ class Writer:
     ) -> Iterator[Step]:
         """Return an iterator over the steps in which the texts of a batch, after `states`, are continued together."""
         check_writes(self.model, batch, self.max_new_tokens)
-        run, prompts = self._read(batch, states), prompt_ids(batch)
-        following = Continuation(self.model, run, self.lasting, self.compiles)
+        prompts, following = prompt_ids(batch), Continuation(self.model, None, self.lasting, self.compiles)
+        if self.at_prompt or states or not following.begin_in_place(batch, self.sampling):
+            following.begin(self._read(batch, states))
         how: dict[str, Any] = {"sampling": self.sampling, "draws": draws or self.sampling.draws(prompts)}
         how["at_once"] = at_once
         how |= {"max_new_tokens": self.max_new_tokens, "keep_states": self.keep_states}

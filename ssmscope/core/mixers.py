@@ -65,8 +65,6 @@ Visit = Callable[[int, LayerTrace, tuple[ops.Scan, ...]], None]
 _ADAPTERS: dict[type[nn.Module], LayerAdapter] = {}
 _FOUND: WeakSet[type[nn.Module]] = WeakSet()
 """Classes whose adapters were found by their parts; those derived from them may compute something else."""
-_UNREADABLE: WeakSet[type[nn.Module]] = WeakSet()
-"""Classes that have no adapter, until another one is registered."""
 
 
 class _Formed:
@@ -97,17 +95,19 @@ def _adapter(module: nn.Module) -> LayerAdapter | None:
 
 def _readable_class(module: nn.Module) -> type[nn.Module] | None:
     """Return the readable class that a module is of: its own, or the one it is derived from."""
-    if type(module) in _ADAPTERS:
-        return type(module)
-    if type(module) in _UNREADABLE:
-        return None
-    for kind in (own := type_before_parametrizations(module)).__mro__:
+    kind: Any = type(module)
+    return kind if kind in _ADAPTERS else _readable_base(kind, len(LAYERS))
+
+
+@cache
+def _readable_base(derived: type[nn.Module], known: int) -> type[nn.Module] | None:
+    """Return the class that a class is read as, when so many are registered: each run asks it of all modules."""
+    for kind in derived.__mro__:
         if kind not in _ADAPTERS and full_name(kind) in LAYERS:
             family: Any = LAYERS[full_name(kind)]
             _ADAPTERS[kind] = _Formed(family) if hasattr(family, "FORM") else family
         if kind in _ADAPTERS and kind not in _FOUND:
             return kind
-    _UNREADABLE.add(own)
     return None
 
 
@@ -120,7 +120,7 @@ def read_as(kind: type[nn.Module], adapter: LayerAdapter | None) -> None:
     """Have layers of exactly this class read by an adapter, or None by what is registered for them now."""
     _ADAPTERS.pop(kind, None)
     _FOUND.discard(kind)
-    _UNREADABLE.clear()
+    _readable_base.cache_clear()
     if adapter is not None:
         _ADAPTERS[kind] = adapter
         _FOUND.add(kind)
@@ -147,13 +147,15 @@ def mixers(module: nn.Module) -> list[nn.Module]:
     forward pass only."""
     if _adapter(module) is not None:
         return [module]
+    if not (children := [*module.children()]):
+        return []
     if hasattr(type(module), "read_layers") and (chosen := module.read_layers) is not None:
         return list(chosen)
     inside = innermost(module)
     if inside is not module and _adapter(inside) is not None:
         said = f"a {type(module).__name__} of {type(module).__module__} wraps a {type(inside).__name__} and adapts its"
         raise InputError(f"{said} parameters within its own forward pass only: merge it (peft's merge_and_unload())")
-    return [found for child in module.children() for found in mixers(child)]
+    return [found for child in children for found in mixers(child)]
 
 
 def layer_numbers(module: nn.Module) -> tuple[int, ...]:

@@ -7,8 +7,9 @@ kernels of several tokens at once.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache
+from functools import cache, partial
 from threading import Lock
 from typing import Any, NamedTuple
 
@@ -26,11 +27,15 @@ STEPS_BEFORE = 2
 """Steps that run as they are before one is recorded: short answers are not worth it."""
 STEPS_AT_ONCE = 16
 """Steps after which a GPU is waited for, where nobody waits for each token."""
+MAX_PROMPT_STEPS = 64
+"""Tokens of a prompt up to which recorded steps may read it, where that takes no longer than a whole run."""
 
-Step = Callable[[Tensor, States], tuple[Tensor, States]]
-"""Function from ids (texts,) and the states before them to logits (texts, vocabulary) and the states after them."""
-Numbers = Callable[[Tensor, Tensor | None], Tensor]
-"""Function from logits (texts, vocabulary) and draws from 0 to 1, (texts,), to what `Sampling.numbers` gives."""
+Step = Callable[[Tensor, States, States], tuple[Tensor, States]]
+"""Function from ids (texts,), the states before them and tensors for those after them to logits (texts, vocabulary) and
+the states after them, in these tensors or others."""
+Note = Callable[[Tensor, Tensor | None, Tensor, Tensor, Tensor], None]
+"""Function of logits (texts, vocabulary), draws from 0 to 1, (texts,), and three tensors that it changes: the ids that
+it chooses, the `Sampling.numbers` of the latest steps, (steps, 5, texts), and the number of the step, (1,)."""
 
 
 def can_record_steps(module: Any) -> bool:
@@ -55,11 +60,17 @@ class Traced(NamedTuple):
     output: Any
 
 
-def put(own: States, new: States) -> None:
-    """Copy states into tensors that stay where they are. Raises Unsettled if their shapes differ."""
+def alike(own: States, new: States) -> tuple[list[Tensor], list[Tensor]]:
+    """Return the tensors of states. Raises Unsettled if their shapes or types differ."""
     before, after = tensors(own), tensors(new)
     if [(t.shape, t.dtype) for t in before] != [(t.shape, t.dtype) for t in after]:
         raise Unsettled("states change their shapes from token to token")
+    return before, after
+
+
+def put(own: States, new: States) -> None:
+    """Copy states into tensors that stay where they are. Raises Unsettled if their shapes or types differ."""
+    before, after = alike(own, new)
     places = {t.untyped_storage().data_ptr() for t in before}
     pairs = [(old, each) for old, each in zip(before, after) if each is not old]
     apart = [each.clone() if each.untyped_storage().data_ptr() in places else each for _, each in pairs]
@@ -92,58 +103,89 @@ class Kept:
         self.steps = {**dict([*self.steps.items()][-1:]), key: step}
 
 
+PLAIN = {bool, int, float, str}
+
+
 def marks_of(module: nn.Module) -> list[Any]:
     """Return where a model's weights are, and the plain attributes and the configurations of its parts."""
     found: list[Any] = [t.data_ptr() for t in (*module.parameters(), *module.buffers())]
     for part in module.modules():
-        plain = [each for each in vars(part).items() if isinstance(each[1], bool | int | float | str)]
-        found += [type(part), *(each for each in plain if each[0] != "training")]  # A run sets and restores it.
+        found.append(type(part))  # A run sets and restores `training`.
+        found += [each for each in vars(part).items() if type(each[1]) in PLAIN and each[0] != "training"]
     return [*found, repr(getattr(module, "config", None))]
 
 
 class StepInPlace:
-    """Step on tensors of its own: it reads `ids`, changes `states`, draws the next `ids` and notes their `numbers`, for
-    as many texts as it was made for. A GPU records it.
+    """Step on tensors of its own: it reads `ids`, replaces `states`, draws the next `ids` and notes their `numbers`,
+    for as many texts as it was made for. A GPU records it, once for each direction between two places of the states.
 
     Attributes:
         ids: (texts,), read next.
-        logits: (texts, vocabulary), from which they were drawn.
-        states: those that these logits came from.
+        reads: number of tokens of a prompt up to which `read` reads it.
         prepared: what the step reads that was computed from weights, see `core.weights`.
     """
-
-    logits: Tensor
 
     def __init__(
         self,
         step: Step,
-        choose: Numbers,
+        note: Note,
         ids: Tensor,
         states: States,
         draws: bool,
         prepared: Mapping[tuple[Any, ...], Any],
     ) -> None:
-        self.step, self.choose, self.prepared = step, choose, prepared
+        self.step, self.note, self.prepared, self.reads = step, note, prepared, 0
         with torch.inference_mode(False), torch.no_grad():
-            self.ids, self.states = mapped((ids, states), torch.clone)
-            self.at = torch.zeros(1, dtype=torch.long, device=ids.device)
+            self.ids, *self.places = mapped((ids, states, states), torch.clone)
+            self.outcomes: list[Tensor] = [self.ids, self.ids]
+            self.at, self.turn = torch.zeros(1, dtype=torch.long, device=ids.device), 0
             self.draws = self.at.new_zeros(STEPS_AT_ONCE, len(ids), dtype=torch.float64) if draws else None
-            self.numbers: Tensor | None = None
-            self.run = self._run
+            self.numbers = torch.zeros(STEPS_AT_ONCE, 5, len(ids), dtype=torch.float64, device=ids.device)
+            self.runs: list[Callable[[], None]] = [partial(self._run, turn) for turn in range(2)]
             if ids.device.type == "cuda":
-                self._run()
-                self.at.zero_()
-                self.run = recorded(self._run, ids.device)
+                self._run(0)
+                self.runs = recorded(self.runs, ids.device)
                 self.begin(ids, states)
 
-    def begin(self, ids: Tensor, states: States) -> None:
-        """Go on from these ids and states, with the weights as they now are."""
+    @property
+    def logits(self) -> Tensor:
+        """Those from which `ids` were drawn, (texts, vocabulary)."""
+        return self.outcomes[1 - self.turn]
+
+    @property
+    def states(self) -> States:
+        """Those that `logits` came from."""
+        return self.places[self.turn]
+
+    def begin(self, ids: Tensor, states: States | None) -> None:
+        """Go on from these ids and states, of zeros if they are None, with the weights as they now are."""
         with torch.inference_mode(False), torch.no_grad():
+            self.at.zero_()
             found = [(old, compute(*given)) for (compute, *given), old in self.prepared.items()]
-            for own, each in [((self.ids, *self.states), (ids, *states)), *found]:
+            for own, each in [(self.ids, ids), (self.states, self.states if states is None else states), *found]:
                 for old, new in zip(tensors(own), tensors(each)):
                     if old.data_ptr() != new.data_ptr():
                         old.copy_(new)
+            if states is None:
+                for t in tensors(self.states):
+                    t.zero_()
+
+    def time_reading(self, ids: Tensor, states: States, whole: float) -> None:
+        """Let prompts of so many tokens be read as steps do in the seconds of a `whole` run, of models that begin with
+        states of zeros; then go on from these ids and states."""
+        start = time.perf_counter()
+        self.take(STEPS_AT_ONCE, None)
+        self.taken(1)
+        seconds = (time.perf_counter() - start) / STEPS_AT_ONCE
+        self.reads = min(MAX_PROMPT_STEPS, int(whole / seconds))
+        self.begin(ids, states)
+
+    def read(self, prompts: Tensor) -> None:
+        """Go on from prompts (texts, tokens) but for their last tokens, which are read next."""
+        self.begin(prompts[:, 0], None)
+        for ids in prompts.T[1:]:
+            self.take(1, None)
+            self.ids.copy_(ids)
 
     def take(self, count: int, draws: np.ndarray | None) -> None:
         """Take so many steps, without waiting for a GPU; `draws` (steps, texts) choose the tokens."""
@@ -152,11 +194,11 @@ class StepInPlace:
             if self.draws is not None and draws is not None:
                 self.draws[:count, : draws.shape[1]].copy_(torch.from_numpy(draws))
             for _ in range(count):
-                self.run()
+                self.runs[self.turn]()
+                self.turn = 1 - self.turn
 
     def taken(self, count: int) -> list[list[list[float]]]:
         """Return the numbers of each of the steps taken last."""
-        assert self.numbers is not None
         return self.numbers[:count].tolist()  # A GPU is waited for once.
 
     def of_texts(self, rows: Sequence[int], states: bool) -> tuple[Tensor, States]:
@@ -164,17 +206,16 @@ class StepInPlace:
         chosen = torch.tensor([*rows], dtype=torch.long)
         return self.logits[chosen.to(self.logits.device)], gathered(self.states, chosen) if states else ()
 
-    def _run(self) -> None:
-        logits, after = self.step(self.ids, self.states)
-        put(self.states, after)
-        self.logits = logits
+    def _run(self, turn: int) -> None:
+        into = self.places[1 - turn]
+        self.outcomes[turn], after = self.step(self.ids, self.places[turn], into)
+        if turn == 0:  # What is recorded stays where it is.
+            alike(into, after)
+            self.places[1] = after
+        else:
+            put(into, after)
         drawn = None if self.draws is None else self.draws.index_select(0, self.at)[0]
-        numbers = self.choose(logits, drawn)
-        if self.numbers is None:
-            self.numbers = numbers.new_zeros(STEPS_AT_ONCE, *numbers.shape)
-        self.ids.copy_(numbers[0])
-        self.numbers.index_copy_(0, self.at, numbers.unsqueeze(0))
-        self.at += 1
+        self.note(self.outcomes[turn], drawn, self.ids, self.numbers, self.at)
 
 
 _recording = Lock()
@@ -185,13 +226,14 @@ def _stream(device: torch.device) -> torch.cuda.Stream:
     return torch.cuda.Stream(device)
 
 
-def recorded(run: Callable[[], None], device: torch.device) -> Callable[[], None]:
-    """Return a function that replays a run on a GPU."""
-    graph, aside = torch.cuda.CUDAGraph(), _stream(device)
+def recorded(runs: Sequence[Callable[[], None]], device: torch.device) -> list[Callable[[], None]]:
+    """Return functions that replay runs on a GPU, one at a time."""
+    graphs, aside = [torch.cuda.CUDAGraph() for _ in runs], _stream(device)
     with _recording:
         aside.wait_stream(torch.cuda.current_stream(device))
         with torch.cuda.stream(aside):
-            run()  # Libraries prepare themselves for this stream.
-            with torch.cuda.graph(graph, stream=aside, capture_error_mode="thread_local"):
-                run()
-    return graph.replay
+            runs[0]()  # Libraries prepare themselves for this stream.
+            for graph, run in zip(graphs, runs):
+                with torch.cuda.graph(graph, stream=aside, capture_error_mode="thread_local"):
+                    run()
+    return [graph.replay for graph in graphs]

@@ -66,11 +66,14 @@ def _sizes(mixer: Any) -> list[int]:
 
 def _channel_terms(mixer: Any, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Return Δ before its softplus (batch, length, channels), and B and C (batch, length, 1, state)."""
-    step, B, C = mixer.x_proj(x).split(_sizes(mixer), dim=-1)
+    made = mixer.x_proj(x)
+    step, B, C = made.split(_sizes(mixer), dim=-1)
     if hasattr(mixer, "dt_layernorm"):  # Jamba has these and, in transformers 5, Falcon-Mamba.
         step, B, C = mixer.dt_layernorm(step), mixer.b_layernorm(B), mixer.c_layernorm(C)
     elif isinstance(mixer, FalconMambaMixer):
         step, B, C = (_unit_rms(t, mixer.rms_eps) for t in (step, B, C))
+    else:
+        B, C = parts.at_least_float32(made[..., step.shape[-1] :]).chunk(2, dim=-1)
     return parts.step_projection(mixer, step), B.unsqueeze(2), C.unsqueeze(2)
 
 

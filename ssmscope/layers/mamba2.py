@@ -56,7 +56,8 @@ def terms(
     xBC, around = parts.convolve(
         mixer, conv_input, parts.convolution(mixer, conv_input), mask, state, parts.activation(mixer)
     )
-    delta = softplus(parts.at_least_float32(step) + prepared(mixer, _rates)[0]).clamp(*limits)
+    delta = softplus(parts.at_least_float32(step) + prepared(mixer, _rates)[0])
+    delta = delta if tuple(limits) == (0.0, math.inf) else delta.clamp(*limits)
     recurrence = recurrence_of(mixer, parts.at_least_float32(xBC), parts.mask_padding(delta, mask))
     return LayerTrace(u, (recurrence,), mask=mask, z=z, **around)
 

@@ -55,8 +55,9 @@ class Unsettled(InputError):
 
 
 Signature = tuple[tuple[Any, ...], ...]
-ROUNDING: dict[str, Any] = {"emulate_precision_casts": True}
-"""Option of torch's compiler to round 16-bit numbers where the function does."""
+OPTIONS: dict[str, Any] = {"emulate_precision_casts": True, "combo_kernels": True}
+"""Options of torch's compiler: round 16-bit numbers where the function does, and launch as one kernel what can run side
+by side."""
 
 _graphs: dict[tuple[str, Signature], Callable[..., Sequence[Tensor]]] = {}
 
@@ -106,7 +107,7 @@ def compiled_once(graph: GraphModule, given: Sequence[Tensor]) -> tuple[Callable
     """Return a graph compiled for such tensors, the same function for equal graphs, and what it gives for these. Raises
     Unsettled if torch cannot compile it."""
     key = (graph.code, signature(given))
-    run = _graphs[key] if key in _graphs else torch.compile(graph, fullgraph=True, dynamic=False, options=ROUNDING)
+    run = _graphs[key] if key in _graphs else torch.compile(graph, fullgraph=True, dynamic=False, options=OPTIONS)
     try:
         results = run(*given)
     except RuntimeError as error:

@@ -60,8 +60,10 @@ def scan_channels(r: Recurrence, initial: Memory | None) -> tuple[Inputs, Memory
     batch, length, heads, width, state = r.shape
     assert r.delta is not None and r.A is not None
     H = None if initial is None else initial.reshape(batch, heads * width, 1, state)
-    x, delta = r.x.reshape(batch, length, heads * width, 1), r.delta.repeat_interleave(width, dim=2)
-    terms = (x, r.b, r.c, H, delta, r.A.repeat_interleave(width, dim=0).expand(-1, state))
+    x, delta, A = r.x.reshape(batch, length, heads * width, 1), r.delta, r.A.expand(-1, state)
+    if width > 1:
+        delta, A = delta.repeat_interleave(width, dim=2), A.repeat_interleave(width, dim=0)
+    terms = (x, r.b, r.c, H, delta, A)
     if backend := backends.find("selective_scan", *terms):
         y, final, _ = backend.scan(*terms, expected=False, retention=False)
         return y.view(r.x.shape), final.view(batch, heads, width, state)

@@ -112,8 +112,10 @@ def is_plain_step(r: Recurrence) -> bool:
 
 
 def one_step(r: Recurrence, H: Memory) -> tuple[Inputs, Memory]:
-    """Return outputs without the skip and the state after a single step from H, by the definition, without gradients:
-    few operations, the large ones in place."""
+    """Return outputs without the skip and the state after a single step from H, without gradients: on a GPU by a kernel
+    if there is one, else by the definition in few operations, the large ones in place."""
+    if r.x.is_cuda and r.A is not None and not r.expected and (by_kernel := diagonal.scan_channels(r, H)):
+        return by_kernel
     batch, _, heads, width, state = r.shape
     groups = r.b.shape[2]
     log_a = r.log_a if isinstance(r, DeltaRecurrence) else r.log_decay()
@@ -168,6 +170,8 @@ def with_skip(y: Tensor, x: Tensor, D: Tensor | None) -> Tensor:
     if D is None:
         return y
     width = x.shape[3]
+    if x.is_cuda and D.ndim == 1:
+        return torch.addcmul(y, x, D.unsqueeze(-1))
     D = D.repeat_interleave(width) if D.ndim == 1 and width > 1 else D.flatten()  # torch adds rows of channels faster.
     return torch.addcmul(y.flatten(2), x.flatten(2), D).view(y.shape)
 

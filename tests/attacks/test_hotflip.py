@@ -57,25 +57,23 @@ class TestEstimates:
         table = model.module.get_input_embeddings().weight.detach()
         new = torch.tensor([4, 9, 13])
 
-        def loss(row: int, place: int, towards: int, step: float) -> float:
-            ids = torch.tensor([self.ROWS[row]])
-            moved = table[ids].clone()
-            moved[0, place] += step * (table[towards] - table[ids[0, place]])
+        def losses(row: int, flips: list[tuple[int, int]], step: float) -> list[float]:
+            ids = torch.tensor(self.ROWS[row])
+            moved = table[ids].repeat(len(flips), 1, 1)
+            for number, (place, which) in enumerate(flips):
+                moved[number, place] += step * (table[new[which]] - table[ids[place]])
             with torch.no_grad():
-                scores = hotflip.class_scores(model, moved, torch.ones_like(ids).bool(), label_ids)
-            return -float(scores.log_softmax(-1)[0, self.LABELS[row]])
+                scores = hotflip.class_scores(model, moved, torch.ones(moved.shape[:2]).bool(), label_ids)
+            return (-scores.log_softmax(-1)[:, self.LABELS[row]]).tolist()
 
         with TrueFloat64():
             gradients = hotflip.loss_gradients(model, self.ROWS, self.LABELS, label_ids)
             for row, gradient in enumerate(gradients):
                 assert gradient.shape == (len(self.ROWS[row]), 16) and gradient.dtype == torch.float64
                 found = hotflip.estimates(gradient, table[self.ROWS[row]], table[new])
-                for place, which in itertools.product(range(len(self.ROWS[row])), range(3)):
-                    step = 1e-5
-                    ends = [loss(row, place, int(new[which]), sign * step) for sign in (1, -1)]
-                    assert float(found[place, which]) == pytest.approx(
-                        (ends[0] - ends[1]) / (2 * step), rel=1e-5, abs=1e-7
-                    )
+                flips, step = list(itertools.product(range(len(self.ROWS[row])), range(3))), 1e-5
+                for flip, after, before in zip(flips, losses(row, flips, step), losses(row, flips, -step)):
+                    assert float(found[flip]) == pytest.approx((after - before) / (2 * step), rel=1e-5, abs=1e-7)
         assert max(float(gradient.abs().max()) for gradient in gradients) > 1e-2
 
     def test_no_weight_is_left_with_a_gradient(self):

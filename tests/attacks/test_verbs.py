@@ -24,14 +24,14 @@ TEMPLATES = ("Review: {content}", "Is it good, or bad? {content}")
 VERBS = {
     "noise": ("--rates", "0.1"),
     "overflow": ("--lengths", "0,8", "--where", "after"),
-    "poison": ("--length", "1", "--set", "sweeps=1", "--set", "candidates=2", "--set", "draws=2", "--set", "penalty=0"),
+    "poison": ("--length", "1", "--set", "sweeps=1", "--set", "candidates=2", "--set", "draws=1", "--set", "penalty=0"),
     "prompts": ("--attacks", "stresstest", "--template", TEMPLATES[0], "--template", TEMPLATES[1]),
     "words": ("--recipe", "hotflip", "--set", "flips=1", "--limit", "4"),
 }
 CALLS = {
     "noise": lambda model, data: ssmscope.noise(model, data, rates=[0.1]),
     "overflow": lambda model, data: ssmscope.overflow(model, data, lengths=[0, 8], where="after"),
-    "poison": lambda model, data: ssmscope.poison(model, data, length=1, sweeps=1, candidates=2, draws=2, penalty=0),
+    "poison": lambda model, data: ssmscope.poison(model, data, length=1, sweeps=1, candidates=2, draws=1, penalty=0),
     "prompts": lambda model, data: ssmscope.prompts(model, data, attacks=["stresstest"], template=TEMPLATES),
     "words": lambda model, data: ssmscope.words(model, data, recipe="hotflip", flips=1, limit=4),
 }

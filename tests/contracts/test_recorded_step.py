@@ -1,5 +1,6 @@
 """Steps of a model that writes, on tensors that stay where they are: recorded on a GPU, compiled, or neither."""
 
+import copy
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from contextvars import copy_context
@@ -11,20 +12,24 @@ from examples import EXAMPLES, VARIANTS, random_example
 from exhaustive import ALL, in_turns
 from loud import loud
 from torch import nn
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
+from transformers.models.mamba.modeling_mamba import MambaRMSNorm
+from transformers.models.mamba2.modeling_mamba2 import MambaRMSNormGated
 import ssmscope
+from ssmscope import backends
 from ssmscope.core import generation, recording
 from ssmscope.core.adapted import AdaptedState, adapt
 from ssmscope.core.attention_layers import attention_modules
 from ssmscope.core.edits import Edit, edited
-from ssmscope.core.generation import Sampling
 from ssmscope.core.heads import gives
 from ssmscope.core.intercept import observe, override_forward
 from ssmscope.core.lasting_edits import while_writing
 from ssmscope.core.mixers import collect_states, fast_scan
 from ssmscope.core.model import Model
-from ssmscope.core.recording import STEPS_AT_ONCE, STEPS_BEFORE, StepInPlace, can_record_steps
-from ssmscope.core.token_runs import Blocks, TokenRuns
+from ssmscope.core.recording import MAX_PROMPT_STEPS, STEPS_AT_ONCE, STEPS_BEFORE, StepInPlace, can_record_steps
+from ssmscope.core.sampling import Sampling
+from ssmscope.core.token_runs import Blocks, OneKernelNorm, TokenRuns
 from ssmscope.core.trace import mapped, tensors
 from ssmscope.ops import compiling
 from ssmscope.ops.compiling import Unsettled
@@ -73,7 +78,7 @@ def test_layers_that_are_recorded_wait_for_nothing_and_keep_shapes(name: str) ->
     with Waits() as waits:
         _, after = runs(ids, states)
     with pytest.raises(Unsettled) if name in CONSTANTS else nullcontext():
-        runs.in_place(ids, states, Sampling().numbers, False, {}, False)
+        runs.in_place(ids, states, Sampling().note, False, {}, False)
         assert not waits.found
         assert [(t.shape, t.dtype) for t in tensors(after)] == [(t.shape, t.dtype) for t in tensors(states)]
     runs.close()
@@ -108,9 +113,64 @@ def test_layers_that_depend_on_numbers_are_not_recorded(by: str) -> None:
     adapt(Forgetting, terms=terms_of, output=lambda layer, u, ys: layer.proj(ys[0]))
     own, ends = [AdaptedState(None, (torch.randn(1, 2, 4, 4),), torch.tensor([3]))], []
     with torch.no_grad(), fast_scan(layer, states=own, visit=collect_states(layer, ends)):
-        blocks = Blocks(layer, [layer], own, ends, {}, False)
+        blocks = Blocks(layer, [layer], (own, own, ends), {}, False)
         with override_forward(blocks.handlers), nullcontext() if by == "weights" else pytest.raises(Unsettled):
             layer(torch.ones(1, 1, 8))
+
+
+@pytest.mark.parametrize("name", ["mamba", "mamba2", "gated-deltanet", "groupmamba"])
+def test_short_texts_are_read_in_place_where_they_begin_at_zero(name, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, texts = example(name), torch.tensor([[5, 17, 3, 9, 41], [9, 2, 7, 7, 8]])
+    expected, ids = model.run(model.encode(ids=texts.tolist()), last_only=True), texts[:, 0]
+    runs = TokenRuns(model, [], copy_context())
+    assert 0 < runs._seconds_from_zero(ids, expected.states) < 60
+    step = runs.in_place(ids, expected.states, Sampling().note, False, {}, False)
+    step.time_reading(ids, expected.states, 0.0)
+    assert step.reads == 0
+    step.time_reading(ids, expected.states, 60.0)
+    assert step.reads == MAX_PROMPT_STEPS
+    for _ in range(2):  # The second begins where the first ended.
+        step.read(texts)
+        step.take(1, None)
+        for own, right in zip(_tensors((step.logits, step.states)), _tensors((expected.logits, expected.states))):
+            torch.testing.assert_close(own, right, atol=1e-5 * float(right.abs().max()), rtol=1e-5)
+        assert step.taken(1)[0][0] == step.ids.tolist() == expected.logits.argmax(-1).tolist()
+    later = model.run(model.encode(ids=[[3, each] for each in ids.tolist()]), last_only=True)
+    monkeypatch.setattr(Model, "run", lambda *_, **__: later)
+    assert not runs._seconds_from_zero(ids, expected.states)
+    runs.close()
+
+
+NORMS: dict[str, tuple[nn.Module, int]] = {
+    "mamba": (MambaRMSNorm(12), 1), "gated": (MambaRMSNormGated(12), 2), "torch": (nn.RMSNorm(12), 1)
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", NORMS)
+def test_norms_in_one_kernel(name: str, dtype: torch.dtype) -> None:
+    norm, given = NORMS[name]
+    norm = copy.deepcopy(norm).to(dtype).requires_grad_(False)
+    norm.weight.normal_()
+    x, one = torch.randn(2, 3, 4, 12).to(dtype), OneKernelNorm(norm)
+    for rows in x.flip(0):
+        found = one(norm.forward, *[rows, x[0]][:given])
+        torch.testing.assert_close(
+            found, norm(*[rows, x[0]][:given]), rtol=1e-5 if dtype == torch.float32 else 2e-2, atol=0
+        )
+    assert one.fits
+    for other in (nn.LayerNorm(12), type("Shifted", (MambaRMSNorm,), {"forward": lambda self, x: x + self.weight})(12)):
+        one = OneKernelNorm(other)
+        assert torch.equal(one(other.forward, rows.float()), other(rows.float())) and not one.fits
+
+
+def test_kernels_are_left_out_of_traces() -> None:
+    """What is traced is run on other numbers, which a kernel outside torch would not see."""
+    x, delta, A, keys = torch.randn(2, 5, 2, 1), torch.rand(2, 5, 2), -torch.rand(2, 4), torch.randn(2, 2, 5, 1, 4)
+    scan = lambda b: ssmscope.ops.scan(ssmscope.ops.Recurrence(x=x, b=b, c=b, delta=delta, A=A)).y  # noqa: E731
+    assert backends.find("selective_scan", x, keys[0], keys[0], None, delta, A)
+    with torch.no_grad():
+        torch.testing.assert_close(make_fx(scan)(keys[0])(keys[1]), scan(keys[1]))
 
 
 def test_a_written_token_is_waited_for_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -105,7 +105,7 @@ def test_columns_of_nothing_are_refused(real_data) -> None:
     model = bag({"good": 2.0, "bad": -1.0})
     for verb, own, data in ((ssmscope.explain, model, "good"), (ssmscope.evaluate, "demo/sst2-mamba2", "sst2")):
         with pytest.raises(InputError, match="columns=… is for a file or a table of your own, and none was read"):
-            verb(own, data, columns={"text": "sentence"})
+            verb(own, data, columns={"text": "sentence"}, **({"limit": 4} if data == "sst2" else {}))
 
 
 def test_what_is_refused_at_the_end_leaves_no_files(tmp_path: Path) -> None:

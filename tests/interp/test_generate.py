@@ -22,7 +22,7 @@ def test_scores_are_those_of_each_prefix_alone(models, name):
     methods = ["gradxinput", "occlusion", "survival", "random"]
     methods += ["lrp"] * ("lrp" in ssmscope.explain(model, model.encode(ids=PROMPTS)).methods)
     options = dict(option={"occlusion": {"window": 2}}, contrast=3)
-    result = ssmscope.generate(model, model.encode(ids=PROMPTS), max_new_tokens=5, explain=methods, **options)
+    result = ssmscope.generate(model, model.encode(ids=PROMPTS), max_new_tokens=3, explain=methods, **options)
     for text, prompt in zip(result, PROMPTS):
         whole = [*prompt, *map(int, text.tokens[text.first :])]
         assert text.first == len(prompt) and len(whole) == len(text)

@@ -10,14 +10,15 @@ from ssmscope.errors import InputError
 from ssmscope.zoo.compiled import compiled, pairs_of
 
 PLACES = [("attic", "library"), ("kitchen", "office")]
-TEXT = "Clara walked to the {} . Where is Clara ?"
+TEXT = "Clara walked to the {} . Where ?"
 ROWS = [{"clean": TEXT.format(a), "corrupted": TEXT.format(b), "place": a} for a, b in PLACES]
 model = pytest.fixture(scope="module")(lambda: ssmscope.load("demo/babi-mamba2"))
 
 
-@pytest.mark.parametrize("direction", ["denoise", "noise"])
-def test_cells_are_means_of_single_calls(model, direction: str) -> None:
-    sites = ["state", "output", "residual"]
+@pytest.mark.parametrize(
+    ("direction", "sites"), [("denoise", ["state", "output", "residual"]), ("noise", ["state", "residual"])]
+)
+def test_cells_are_means_of_single_calls(model, direction: str, sites: list[str]) -> None:
     rows = [{name: row[name] for name in ("clean", "corrupted")} for row in ROWS]
     found = ssmscope.patch(model, data=rows, sites=sites, direction=direction)
     for site in sites:
@@ -34,9 +35,9 @@ def test_cells_are_means_of_single_calls(model, direction: str) -> None:
             assert np.allclose(found.values[own, column, 0], expected, atol=1e-4), (site, place)
 
 
-@pytest.mark.parametrize("direction", ["denoise", "noise"])
-def test_texts_of_unequal_length_are_aligned_as_two_texts_are(model, direction: str) -> None:
-    sites, longer = ["state", "output", "residual"], "Bob walked to the garden . " + TEXT
+@pytest.mark.parametrize(("direction", "sites"), [("denoise", ["state", "output"]), ("noise", ["state", "residual"])])
+def test_texts_of_unequal_length_are_aligned_as_two_texts_are(model, direction: str, sites: list[str]) -> None:
+    longer = "Bob walked to the garden . " + TEXT
     rows = [{"clean": longer.format("attic"), "corrupted": "Tom walked to the cellar . " + TEXT.format("library")}]
     rows += [{"clean": TEXT.format("kitchen"), "corrupted": "Bob went back to the garden . " + TEXT.format("office")}]
     named = [{**row, "place": place} for row, place in zip(rows, ("attic", "kitchen"))]

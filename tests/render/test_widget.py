@@ -5,7 +5,7 @@ import base64
 import importlib.util
 import json
 import re
-import shutil
+from contextlib import ExitStack, closing
 from dataclasses import replace
 
 import numpy as np
@@ -13,6 +13,7 @@ import pytest
 import reported
 from attended import IMAGE, make, make_text
 from refusals import refuses
+from tabs import untroubled
 from ssmscope.errors import InputError
 
 pytest.importorskip("anywidget", reason="the widget needs anywidget: pip install '.[notebook]'")
@@ -51,40 +52,23 @@ def heatmap():
     return reported.heatmap([HOSTILE, ["A", " dull", " film"]], layers=3, score="survival")
 
 
-@pytest.fixture(scope="module")
-def browser():
-    sync = pytest.importorskip("playwright.sync_api", reason="install playwright to try the widget in a browser")
-    chromium = shutil.which("chromium")
-    if chromium is None:
-        pytest.skip("install chromium to try the widget in a browser")
-    with sync.sync_playwright() as playwright:
-        started = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
-        yield started
-        started.close()
-
-
 @pytest.fixture
 def shown(browser):
     """`shown(widget)` is a page that shows it; at the end nothing may have been fetched, and nothing complained."""
-    troubles, pages = [], []
+    with ExitStack() as around:
 
-    def show(widget: TokenWidget):
-        state = {name: getattr(widget, name) for name in TRAITS}
-        state["scores"] = [base64.b64encode(each).decode() for each in widget.scores]
-        script = STUB.replace("STATE", json.dumps(state), 1).replace("CODE", json.dumps(widget._esm), 1)
-        page = browser.new_page()
-        pages.append(page)
-        page.on("pageerror", lambda error: troubles.append(f"error: {error}"))
-        page.on("request", lambda request: request.url.startswith("blob:") or troubles.append(request.url))
-        escaped = script.replace("</", "<\\/").replace("<!--", "<\\!--")
-        page.set_content(f"<style>{widget._css}</style><main></main><script type='module'>{escaped}</script>")
-        page.wait_for_function("window.ready")
-        return page
+        def show(widget: TokenWidget):
+            state = {name: getattr(widget, name) for name in TRAITS}
+            state["scores"] = [base64.b64encode(each).decode() for each in widget.scores]
+            script = STUB.replace("STATE", json.dumps(state), 1).replace("CODE", json.dumps(widget._esm), 1)
+            page = around.enter_context(closing(browser.new_page()))
+            around.enter_context(untroubled(page, "blob:"))
+            escaped = script.replace("</", "<\\/").replace("<!--", "<\\!--")
+            page.set_content(f"<style>{widget._css}</style><main></main><script type='module'>{escaped}</script>")
+            page.wait_for_function("window.ready")
+            return page
 
-    yield show
-    for page in pages:
-        page.close()
-    assert not troubles
+        yield show
 
 
 def shades(page) -> list[str]:

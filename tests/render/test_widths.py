@@ -1,7 +1,6 @@
 """Figures as wide as a page's text: no text is cut off by the picture's edge, and none overlaps another; pages on
 paper: whole tables, and tokens in their colours."""
 
-import shutil
 from pathlib import Path
 
 import pytest
@@ -27,23 +26,17 @@ def test_a_title_is_the_whole_finding(file: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def paper():
+def paper(browser):
     """Function that opens an HTML page as it is printed, 17 cm wide, or at another width."""
-    sync = pytest.importorskip("playwright.sync_api", reason="install playwright to test pages in a browser")
-    if (chromium := shutil.which("chromium")) is None:
-        pytest.skip("install chromium to test pages in a browser")
-    with sync.sync_playwright() as playwright:
-        started = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
-        page = started.new_page()
+    page = browser.new_page()
 
-        def opened(html: str, width: int = 643, media: str = "print"):
-            page.set_viewport_size({"width": width, "height": 900})
-            page.emulate_media(media=media)
-            page.set_content(html)
-            return page
+    def opened(html: str, width: int = 643, media: str = "print"):
+        page.set_viewport_size({"width": width, "height": 900})
+        page.emulate_media(media=media)
+        page.set_content(html)
+        return page
 
-        yield opened
-        started.close()
+    return opened
 
 
 def test_printed_tables_are_whole(paper) -> None:

@@ -1,19 +1,15 @@
 """The page of a report in a browser: the effects of pointing, choosing and keys, with nothing fetched and no errors.
 Needs playwright and Debian's chromium."""
 
-import shutil
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 
 import pandas as pd
 import pytest
 import reported
+from tabs import untroubled
 from ssmscope.api.results import Result
 from ssmscope.render.blocks import Custom, TokenRows
-
-sync = pytest.importorskip("playwright.sync_api", reason="install playwright to test the page in a browser")
-CHROMIUM = shutil.which("chromium")
-if CHROMIUM is None:
-    pytest.skip("install chromium to test the page in a browser", allow_module_level=True)
 
 
 @dataclass(frozen=True)
@@ -27,14 +23,6 @@ class Asked(Result, kind="asked-for-test"):
 
     def blocks(self):
         yield Custom(html=lambda: '<section class="asked-for">every token</section>', on_request=True)
-
-
-@pytest.fixture(scope="module")
-def browser():
-    with sync.sync_playwright() as playwright:
-        started = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield started
-        started.close()
 
 
 @pytest.fixture(scope="module")
@@ -58,31 +46,28 @@ def files(tmp_path_factory):
     return folder
 
 
+@pytest.fixture(scope="module")
+def tab(browser):
+    """A page that is loaded anew for each test: a new one would be a process of its own, which takes longer."""
+    return browser.new_context().new_page()
+
+
 @pytest.fixture
-def opened(browser, files):
+def opened(browser, tab, files):
     """`opened("real")` is that page; at the end nothing may have been fetched, and nothing complained."""
-    troubles, contexts = [], []
+    with ExitStack() as around:
 
-    def open_page(name: str, **options):
-        context = browser.new_context(**options)
-        contexts.append(context)
-        page = context.new_page()
-        page.set_default_timeout(10_000)
-        page.on("console", lambda message: troubles.append(f"console: {message.text}"))
-        page.on("pageerror", lambda error: troubles.append(f"error: {error}"))
-        url = (files / f"{name}.html").as_uri()
-        page.on("request", lambda request: request.url in (url,) or track(request.url))
-        page.goto(url)
-        return page
+        def open_page(name: str, **options):
+            page = around.enter_context(closing(browser.new_context(**options))).new_page() if options else tab
+            url = (files / f"{name}.html").as_uri()
+            around.enter_context(untroubled(page, url, "data:"))
+            page.set_default_timeout(10_000)
+            page.mouse.move(0, 0)
+            page.goto(url)
+            return page
 
-    def track(url: str) -> None:
-        if not url.startswith("data:"):
-            troubles.append(f"request: {url}")
-
-    yield open_page
-    for context in contexts:
-        context.close()
-    assert not troubles
+        yield open_page
+        tab.emulate_media(media="null")
 
 
 def choose(page, label: str, value: str) -> None:

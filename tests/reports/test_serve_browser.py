@@ -3,19 +3,16 @@ and Debian's chromium."""
 
 import html
 import re
-import shutil
 import socket
 
 import pytest
+from tabs import untroubled
 from ssmscope.loading.load import load
 from ssmscope.reports.live import Live, predictions
 from ssmscope.reports.serving import EXAMPLE, start
 
 sync = pytest.importorskip("playwright.sync_api", reason="install playwright to test the served page in a browser")
 sync.expect.set_options(timeout=20_000)
-CHROMIUM = shutil.which("chromium")
-if CHROMIUM is None:
-    pytest.skip("install chromium to test the served page in a browser", allow_module_level=True)
 
 TEXT = "A gripping film , beautifully acted ."
 EDITED = "A boring film , beautifully acted ."
@@ -35,38 +32,25 @@ def url(live):
 
 
 @pytest.fixture(scope="module")
-def browser():
-    with sync.sync_playwright() as playwright:
-        started = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield started
-        started.close()
+def tab(browser):
+    """A page that is loaded anew for each test: a new one would be a process of its own, which takes longer."""
+    page = browser.new_context(viewport={"width": 1400, "height": 1000}).new_page()
+    page.set_default_timeout(20_000)
+    return page
 
 
 @pytest.fixture
-def opened(browser, url):
+def opened(tab, url):
     """`opened()` is the page; at the end nobody else may have been asked, and nothing complained."""
-    troubles, contexts = [], []
 
-    def open_page(**options):
-        contexts.append(browser.new_context(**{"viewport": {"width": 1400, "height": 1000}, **options}))
-        page = contexts[-1].new_page()
-        page.set_default_timeout(20_000)
-        page.on("console", lambda message: troubles.append(f"console: {message.type} {message.text}"))
-        page.on("pageerror", lambda error: troubles.append(f"error: {error}"))
-        page.on("dialog", lambda dialog: (troubles.append(f"dialog: {dialog.message}"), dialog.dismiss()))
-        page.on("request", lambda request: track(request.url))
-        page.goto(url)
-        tokens(page, 1).first.wait_for()  # of the text that the page opens with
-        return page
+    def open_page():
+        tab.mouse.move(0, 0)
+        tab.goto(url)
+        tokens(tab, 1).first.wait_for()  # of the text that the page opens with
+        return tab
 
-    def track(address: str) -> None:
-        if not address.startswith((url, "data:", "blob:")):
-            troubles.append(f"request: {address}")
-
-    yield open_page
-    for context in contexts:
-        context.close()
-    assert not troubles
+    with untroubled(tab, url, "data:", "blob:"):
+        yield open_page
 
 
 def free_port() -> int:
