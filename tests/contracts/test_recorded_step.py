@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from examples import EXAMPLES, VARIANTS, random_example
+from examples import EXAMPLES, SAME, VARIANTS, random_example
 from exhaustive import ALL, in_turns
 from loud import loud
 from torch import nn
@@ -66,7 +66,7 @@ CONSTANTS = {"baleen-b-soft-mamba2", "retnet", "retnet-unrotated"}
 """Models whose layers read tensors that are neither given to them nor weights."""
 
 
-@pytest.mark.parametrize("name", [name for name in EXAMPLES if ALL or name not in VARIANTS])
+@pytest.mark.parametrize("name", [name for name in EXAMPLES if ALL or name not in VARIANTS | SAME])
 def test_layers_that_are_recorded_wait_for_nothing_and_keep_shapes(name: str) -> None:
     module = random_example(name)
     if gives(module) != "next tokens" or not can_record_steps(module):
@@ -226,8 +226,7 @@ def written(model: Model, **options: Any) -> Any:
     return [[token.id for token in step.written] for step in steps], kept
 
 
-@pytest.mark.parametrize("name", ["mamba", "mamba2", "diff-mamba", "groupmamba"])
-@pytest.mark.parametrize("stops", [False, True])
+@pytest.mark.parametrize(("name", "stops"), in_turns(["mamba", "mamba2", "diff-mamba", "groupmamba"], [False, True]))
 def test_a_step_in_place_is_the_step(name: str, stops: bool, taken: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     model = example(name)
     if torch.cuda.is_available():
