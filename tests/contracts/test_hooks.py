@@ -115,7 +115,7 @@ def test_hooks_that_read_change_nothing(model):
     with hooked([part for part in model.module.modules() if not isinstance(part, nn.ModuleList)], "read"):
         found, own = read_logits(model, batch), own_logits(model, batch)
         assert relative(found, own) < 1e-5 and relative(found, before) < 1e-5
-        check_maps(model, batch, range(model.num_layers))
+        check_maps(model, batch, [model.num_layers - 1])
         if scores is not None:
             assert relative(relevance(model, batch), scores) < 1e-3
 

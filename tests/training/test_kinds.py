@@ -18,6 +18,7 @@ from ssmscope.zoo.baleen import information_loss
 from ssmscope.zoo.training import build, train_model
 from ssmscope.zoo.training.fitting import monitored
 
+pytest.importorskip("sklearn", reason="one of the runs reads digits of scikit-learn, which is in the dev extra")
 OPTIONS: dict[str, Any] = {"width": 16, "layers": 1, "state": 4, "head_width": 8, "batch_size": 16, "progress": False}
 WORDS = ("red", "green", "blue", "one", "two", "three", "cat", "dog")
 
@@ -56,20 +57,9 @@ def trained(tmp_path_factory):
     for name, (architecture, options) in RUNS.items():
         data = text if name in ("words", "bytes") else name
         rate = {} if architecture == "selective" else {"learning_rate": 2e-2 if name == "digits" else 1e-2}
-        if name == "digits":
-            try:
-                import sklearn  # noqa: F401
-            except ImportError:
-                continue
         out = train_model(architecture, data, folder / name, **{**rate, **options, "progress": False})
         found[name] = out, json.loads((out / "training.json").read_text())
     return found
-
-
-def run_of(trained, name):
-    if name not in trained:
-        pytest.skip("scikit-learn is not installed")
-    return trained[name]
 
 
 READER = """
@@ -108,7 +98,7 @@ def test_a_fresh_process_can_use_them_all(trained) -> None:
 
 @pytest.mark.parametrize("name", RUNS)
 def test_what_is_written(trained, name) -> None:
-    out, record = run_of(trained, name)
+    out, record = trained[name]
     files = {path.name for path in out.iterdir()}
     assert {"README.md", "config.json", "model.safetensors", "training.json"} <= files
     assert ("decoder.safetensors" in files) == (name == "compression")
@@ -120,14 +110,14 @@ def test_what_is_written(trained, name) -> None:
 
 
 def test_majority_is_learnt_by_the_selective_ssm(trained) -> None:
-    _, record = run_of(trained, "majority")
+    _, record = trained["majority"]
     assert record["validation"] is None and record["train"]["examples"] == 300 and record["test"]["accuracy"] > 0.75
     assert all(-1 < entry["spectral_abscissa"] < 1 for entry in record["history"])
     assert len({entry["spectral_abscissa"] for entry in record["history"]}) > 1
 
 
 def test_the_last_norms_are_those_of_the_bound(trained) -> None:
-    out, record = run_of(trained, "majority")
+    out, record = trained["majority"]
     last = record["history"][-1]
     norms = norms_of(theorem_model(ssmscope.load(out)), 0)
     expected = {"p": abs(norms.p), "q": norms.B_q, "W_B": norms.B_B, "W_C": norms.B_C, "A": norms.B_A}
@@ -137,20 +127,20 @@ def test_the_last_norms_are_those_of_the_bound(trained) -> None:
 
 def test_digits_and_recall_are_learnt(trained) -> None:
     # There are ten digits, of which the test has 360.
-    assert run_of(trained, "digits")[1]["test"]["accuracy"] > 3 * 0.1
+    assert trained["digits"][1]["test"]["accuracy"] > 3 * 0.1
     # There are four values: chance is a quarter.
-    assert run_of(trained, "associative-recall")[1]["test"]["accuracy"] > 2 * 0.25
+    assert trained["associative-recall"][1]["test"]["accuracy"] > 2 * 0.25
 
 
 def test_compression_is_better_than_chance(trained) -> None:
     """There are five symbols; the decoder is read back with the model."""
-    out, record = run_of(trained, "compression")
+    out, record = trained["compression"]
     low, _ = record["test"]["interval"]
     assert low > 1.2 / 5
 
 
 def test_a_text_is_learnt_beyond_the_frequency_of_its_words(trained) -> None:
-    out, record = run_of(trained, "words")
+    out, record = trained["words"]
     text = (out.parent / "text.txt").read_text()
     counts = Counter(text.replace("\n", " <eos> ").split())
     total = sum(counts.values())
@@ -159,9 +149,9 @@ def test_a_text_is_learnt_beyond_the_frequency_of_its_words(trained) -> None:
 
 
 def test_the_mean_lambda_of_a_differential_mamba_is_told(trained) -> None:
-    _, record = run_of(trained, "bytes")
+    _, record = trained["bytes"]
     assert [0 < entry["mean_lambda"] < 1 for entry in record["history"]] == [True]
-    assert all("mean_lambda" not in entry for entry in run_of(trained, "words")[1]["history"])
+    assert all("mean_lambda" not in entry for entry in trained["words"][1]["history"])
 
 
 def test_accuracies_are_those_of_the_directory_though_it_is_named_like_a_demo(tmp_path, monkeypatch) -> None:
