@@ -27,7 +27,7 @@ from ssmscope.core.intercept import observe, override_forward
 from ssmscope.core.lasting_edits import while_writing
 from ssmscope.core.mixers import collect_states, fast_scan
 from ssmscope.core.model import Model
-from ssmscope.core.recording import MAX_PROMPT_STEPS, STEPS_AT_ONCE, STEPS_BEFORE, StepInPlace, can_record_steps
+from ssmscope.core.recording import MAX_PROMPT_STEPS, STEPS_AT_ONCE, STEPS_BEFORE, Kept, StepInPlace, can_record_steps
 from ssmscope.core.sampling import Sampling
 from ssmscope.core.token_runs import Blocks, OneKernelNorm, TokenRuns
 from ssmscope.core.trace import mapped, tensors
@@ -134,16 +134,40 @@ def test_short_texts_are_read_in_place_where_they_begin_at_zero(name, monkeypatc
     step.time_reading(ids, expected.states, 0.0)
     assert step.reads == 0
     step.time_reading(ids, expected.states, 60.0)
-    assert step.reads == MAX_PROMPT_STEPS
+    assert step.reads == MAX_PROMPT_STEPS and torch.equal(step.ids, ids)
+    assert all(map(torch.equal, tensors(step.states), tensors(expected.states)))
     for _ in range(2):  # The second begins where the first ended.
         step.read(texts)
         step.take(1, None)
         for own, right in zip(_tensors((step.logits, step.states)), _tensors((expected.logits, expected.states))):
             torch.testing.assert_close(own, right, atol=1e-5 * float(right.abs().max()), rtol=1e-5)
         assert step.taken(1)[0][0] == step.ids.tolist() == expected.logits.argmax(-1).tolist()
-    later = model.run(model.encode(ids=[[3, each] for each in ids.tolist()]), last_only=True)
-    monkeypatch.setattr(Model, "run", lambda *_, **__: later)
+    first = model.run(model.encode(ids=ids.unsqueeze(1).tolist()), last_only=True)
+    monkeypatch.setattr(Model, "run", lambda *_, **__: first._replace(logits=first.logits.flip(-1)))
     assert not runs._seconds_from_zero(ids, expected.states)
+    runs.close()
+
+
+@pytest.mark.parametrize("options", [{}, {"temperature": 1.3, "seed": 4}])
+def test_a_step_that_is_kept_reads_short_prompts(options: dict[str, Any], taken: list[int], monkeypatch) -> None:
+    model, ids, new = example("mamba2"), [[5, 17, 3, 9, 41], [9, 2, 7, 7, 8]], STEPS_AT_ONCE + 4
+    monkeypatch.setattr(generation, "can_record_steps", lambda module: not taken)
+    expected, sampling = model.generate(ids=ids, max_new_tokens=new, **options), Sampling(**options)
+    states, kept = model.run(model.encode(ids=ids)).states, Kept.of(model)
+    key = 2, False, Sampling(**options | {"seed": 0})
+    runs = TokenRuns(model, [], copy_context())
+    step = runs.in_place(torch.tensor([3, 4]), states, sampling.note, bool(options), {}, False)
+    for step.reads, steps in (5, [1] * 4 + [STEPS_AT_ONCE, 4]), (4, [STEPS_AT_ONCE, 3]):
+        kept.steps = {key: step}
+        monkeypatch.setattr(generation, "can_record_steps", lambda module: True)
+        taken.clear()
+        found = model.generate(ids=ids, max_new_tokens=new, **options)
+        assert taken == steps and found.ids == expected.ids
+        assert bool(kept.steps) == (step.reads == 5)  # A GPU's are kept however they begin.
+        torch.testing.assert_close(torch.tensor(found.log_probabilities), torch.tensor(expected.log_probabilities))
+    kept.steps = {key: step}
+    model.generate(ids=[ids[0], ids[0][:3]], max_new_tokens=2, **options)
+    assert taken[len(steps) :] == [1]  # Texts of two lengths are read by a run.
     runs.close()
 
 
