@@ -45,6 +45,12 @@ def example(name: str, dtype: torch.dtype = torch.float32) -> Model:
     return Model(module)
 
 
+@pytest.fixture
+def unstacked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keep torch from noting where in the program it traces each tensor, which takes a quarter of the time."""
+    monkeypatch.setattr("torch._subclasses.fake_tensor.traceback.extract_stack", lambda *_, **__: [])
+
+
 class Waits(TorchDispatchMode):
     """List operations whose results the program waits for, and tensors made of the program's numbers."""
 
@@ -67,7 +73,7 @@ CONSTANTS = {"baleen-b-soft-mamba2", "retnet", "retnet-unrotated"}
 
 
 @pytest.mark.parametrize("name", [name for name in EXAMPLES if ALL or name not in VARIANTS | SAME])
-def test_layers_that_are_recorded_wait_for_nothing_and_keep_shapes(name: str) -> None:
+def test_layers_that_are_recorded_wait_for_nothing_and_keep_shapes(name: str, unstacked: None) -> None:
     module = random_example(name)
     if gives(module) != "next tokens" or not can_record_steps(module):
         assert attention_modules(module) or gives(module) != "next tokens"
@@ -224,7 +230,7 @@ def taken(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 @pytest.fixture
-def traced(monkeypatch: pytest.MonkeyPatch, taken: list[int]) -> list[Any]:
+def traced(monkeypatch: pytest.MonkeyPatch, taken: list[int], unstacked: None) -> list[Any]:
     """The graphs that would be compiled, which run as they are: torch compiles one of these layers in ten seconds."""
     graphs: list[Any] = []
     monkeypatch.setattr(torch, "compile", lambda graph, **_: graphs.append(graph) or graph)
