@@ -37,24 +37,17 @@ def jsonl(base: dict[str, object], field: str) -> dict[str, bytes]:
     whole = json.dumps(base).encode()
     return {
         "surrogate": lines({**base, field: "a \ud800 film"}),
-        "surrogate-pair-reversed": lines({**base, field: "\udc00\ud800"}),
-        "null-line": lines(None),
-        "null-field": lines({**base, field: None}),
-        "number-line": lines(5),
-        "list-line": lines([1, 2]),
-        "list-field": lines({**base, field: ["a", "b"]}),
-        "object-field": lines({**base, field: {"a": 1}}),
+        "surrogate-pair-reversed": lines({**base, field: "\udc00\ud800"}), "null-line": lines(None),
+        "null-field": lines({**base, field: None}), "number-line": lines(5), "list-line": lines([1, 2]),
+        "list-field": lines({**base, field: ["a", "b"]}), "object-field": lines({**base, field: {"a": 1}}),
         "flag-field": lines({**base, field: True} if field != "label" else {**base, "text": True}),
-        "absent-field": lines({key: value for key, value in base.items() if key != field}),
-        "cut": whole[:-3],
+        "absent-field": lines({key: value for key, value in base.items() if key != field}), "cut": whole[:-3],
         "deep": whole + b"\n" + b"[" * DEEP,
         "deep-field": whole + b"\n{" + name + b": " + b"[" * DEEP + b"]" * DEEP + b"}",
-        "deep-object": whole + b"\n" + b'{"a":' * DEEP,
-        "twice": whole[:-1] + b", " + name + b': "another"}',
-        "digits": whole + b"\n{" + name + b": " + b"9" * 5000 + b"}",
-        "nan-line": whole + b"\nNaN",
+        "deep-object": whole + b"\n" + b'{"a":' * DEEP, "twice": whole[:-1] + b", " + name + b': "another"}',
+        "digits": whole + b"\n{" + name + b": " + b"9" * 5000 + b"}", "nan-line": whole + b"\nNaN",
         "escaped-nul": lines({**base, field: "\0"} if field != "label" else {**base, "label": ""}),
-    }
+    }  # fmt: skip
 
 
 def csv(comma: str) -> dict[str, bytes]:

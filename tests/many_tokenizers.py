@@ -67,14 +67,11 @@ def word_piece() -> PreTrainedTokenizerFast:
 
 
 TOKENIZERS = {
-    "bytes": byte_level,
-    "trimmed bytes": lambda: byte_level(trim=True),
+    "bytes": byte_level, "trimmed bytes": lambda: byte_level(trim=True),
     "bytes behind a space": lambda: byte_level(trim=False, prefix=True),
     "trimmed bytes behind a space": lambda: byte_level(trim=True, prefix=True),
     "bytes over spaces": lambda: byte_level(words=False),
-    "trimmed bytes over spaces": lambda: byte_level(trim=True, words=False),
-    "byte fallback": byte_fallback,
-    "unigram": unigram,
-    "word pieces": word_piece,
-}
+    "trimmed bytes over spaces": lambda: byte_level(trim=True, words=False), "byte fallback": byte_fallback,
+    "unigram": unigram, "word pieces": word_piece,
+}  # fmt: skip
 LOSSLESS = [name for name in TOKENIZERS if name != "word pieces"]

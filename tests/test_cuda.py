@@ -99,17 +99,13 @@ class Case:
 
 
 CASES = {
-    "token classifier": Case(CopiedMamba),
-    "language model": Case(Unit, writes=True),
-    "language model of Mamba": Case(CopiedMamba, writes=True),
-    "Mamba-2 on texts": Case(Mamba2, once=True),
-    "series": Case(Unit, "series"),
-    "complex states": Case(LRU, "series", declared=False),
+    "token classifier": Case(CopiedMamba), "language model": Case(Unit, writes=True),
+    "language model of Mamba": Case(CopiedMamba, writes=True), "Mamba-2 on texts": Case(Mamba2, once=True),
+    "series": Case(Unit, "series"), "complex states": Case(LRU, "series", declared=False),
     "long convolution": Case(lambda width: S4D(width, transposed=False), "series", once=True, declared=False),
-    "pair": Case(BothWays, once=True, declared=False),
-    "own pair": Case(Opposed, "series", declared=False),
+    "pair": Case(BothWays, once=True, declared=False), "own pair": Case(Opposed, "series", declared=False),
     "images": Case(SS2D, "images", once=True),
-}
+}  # fmt: skip
 
 
 @pytest.fixture(autouse=True)

@@ -52,22 +52,15 @@ LABELS = ("--data", "--validation", "--test")
 PART = int(os.environ.get("SSMSCOPE_HOSTILE_PART", "18"))
 """Of how many hostile files of a kind each verb meets one; 1: it meets all of them."""
 READERS: dict[str, tuple[tuple[str, str], ...]] = {
-    "--file": ((".txt", "lines"), (".csv", "csv"), ("", "lines")),
-    "--image": ((".png", "image"),),
+    "--file": ((".txt", "lines"), (".csv", "csv"), ("", "lines")), "--image": ((".png", "image"),),
     "--data": ((".jsonl", "jsonl"), (".csv", "csv"), (".tsv", "tsv"), (".parquet", "parquet"), (".txt", "lines")),
-    "--validation": ((".jsonl", "jsonl"), (".csv", "csv")),
-    "--test": ((".csv", "csv"),),
-    "--filler": ((".txt", "lines"), (".jsonl", "jsonl")),
-    "--questions": ((".jsonl", "questions"), (".csv", "csv")),
-    "--semantic": ((".txt", "lines"),),
-    "--embeddings": ((".npz", "npz"), (".txt", "vectors")),
-    "--synonyms": ((".json", "synonyms"), (".csv", "csv")),
-    "--vocabulary": ((".txt", "lines"),),
-    "--cache": ((".sqlite", "database"),),
-    "--lens": (("", "lens"),),
-    "--vector": (("", "direction"),),
+    "--validation": ((".jsonl", "jsonl"), (".csv", "csv")), "--test": ((".csv", "csv"),),
+    "--filler": ((".txt", "lines"), (".jsonl", "jsonl")), "--questions": ((".jsonl", "questions"), (".csv", "csv")),
+    "--semantic": ((".txt", "lines"),), "--embeddings": ((".npz", "npz"), (".txt", "vectors")),
+    "--synonyms": ((".json", "synonyms"), (".csv", "csv")), "--vocabulary": ((".txt", "lines"),),
+    "--cache": ((".sqlite", "database"),), "--lens": (("", "lens"),), "--vector": (("", "direction"),),
     **dict.fromkeys(("--states", "--logits", "--layers"), ((".safetensors", "direction"),)),
-}
+}  # fmt: skip
 """The options that take a file, and what kinds of hostile files each gets, by how their names end."""
 MODELS = {"--masked-lm", "--encoder", "--tokenizer", "--init-from"}
 """Options that name models."""
@@ -132,18 +125,13 @@ def kinds(option: str, kind: str, folder: Path) -> dict[str, bytes]:
         rows = {f"{at}-{name}": each for at in fields for name, each in hostile.jsonl(base, at).items()}
         return {**rows, **text}
     return {
-        "csv": lambda: {**hostile.csv(","), **hostile.CSV_ONLY, **text},
-        "tsv": lambda: {**hostile.csv("\t"), **text},
+        "csv": lambda: {**hostile.csv(","), **hostile.CSV_ONLY, **text}, "tsv": lambda: {**hostile.csv("\t"), **text},
         "parquet": lambda: {name: each for name, each in hostile.parquet() if name != "many-rows"} | text,
-        "lines": lambda: text,
-        "image": lambda: {**hostile.images(), **text},
-        "npz": lambda: {**dict(hostile.archives()), **text},
-        "vectors": lambda: {**hostile.VECTORS, **text},
-        "synonyms": lambda: {**hostile.SYNONYMS, **text},
-        "database": lambda: dict(hostile.databases(folder)),
-        "lens": lambda: {},
-        "direction": lambda: {**dict(hostile.directions()), **text},
-    }[kind]()
+        "lines": lambda: text, "image": lambda: {**hostile.images(), **text},
+        "npz": lambda: {**dict(hostile.archives()), **text}, "vectors": lambda: {**hostile.VECTORS, **text},
+        "synonyms": lambda: {**hostile.SYNONYMS, **text}, "database": lambda: dict(hostile.databases(folder)),
+        "lens": lambda: {}, "direction": lambda: {**dict(hostile.directions()), **text},
+    }[kind]()  # fmt: skip
 
 
 def lenses(root: Path) -> dict[str, Path]:

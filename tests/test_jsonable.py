@@ -55,12 +55,9 @@ def test_a_value_is_read_as_the_first_type_that_fits(hint: Any, written: Any, re
     (tuple[float, ...], {"a": 1}, "expected tuple, not {'a': 1}"),
     (Sequence[float], {"a": 1}, "expected Sequence, not {'a': 1}"),
     (Mapping[str, float], [1], "expected Mapping, not [1]"),
-    (Mapping[str, float], "abc", "expected Mapping, not 'abc'"),
-    (int, "3", "expected int, not '3'"),
-    (Part, [1], "expected the fields of Part, not [1]"),
-    (Part, {"more": 1}, "Part lacks number"),
-    (Part, {"number": 1, "b": 2, "a": 3}, "Part has no a, b"),
-    (tuple[int, int], [1, 2, 3], "expected 2 values, not 3"),
+    (Mapping[str, float], "abc", "expected Mapping, not 'abc'"), (int, "3", "expected int, not '3'"),
+    (Part, [1], "expected the fields of Part, not [1]"), (Part, {"more": 1}, "Part lacks number"),
+    (Part, {"number": 1, "b": 2, "a": 3}, "Part has no a, b"), (tuple[int, int], [1, 2, 3], "expected 2 values, not 3"),
     (tuple[int, int], [1], "expected 2 values, not 1"),
 ])  # fmt: skip
 def test_a_value_that_fits_no_type(hint: Any, written: Any, said: str) -> None:

@@ -18,26 +18,18 @@ BELOW = {"errors", "outline", "backends", "ops", "core", "networks", "layers", "
 """What analyses stand on."""
 ANALYSES = {"interp", "probes", "attacks"}
 MAY_IMPORT = {
-    "errors": set(),
-    "outline": set(),
-    "backends": {"errors"},
-    "ops": {"errors", "outline", "backends"},
-    "core": {"errors", "outline", "ops"},
-    "networks": {"errors", "ops", "core"},
-    "layers": {"errors", "ops", "core", "networks"},
-    "loading": {"errors", "core", "networks", "layers"},
-    "render": {"errors", "outline", "core"},
-    "data": {"errors", "core"},
+    "errors": set(), "outline": set(), "backends": {"errors"}, "ops": {"errors", "outline", "backends"},
+    "core": {"errors", "outline", "ops"}, "networks": {"errors", "ops", "core"},
+    "layers": {"errors", "ops", "core", "networks"}, "loading": {"errors", "core", "networks", "layers"},
+    "render": {"errors", "outline", "core"}, "data": {"errors", "core"},
     "api": BELOW - {"api", "backends", "networks", "layers"},
-    "evaluation": BELOW - {"backends", "render", "networks", "layers"},
-    "interp": BELOW - {"backends"} | {"evaluation"},
+    "evaluation": BELOW - {"backends", "render", "networks", "layers"}, "interp": BELOW - {"backends"} | {"evaluation"},
     "probes": BELOW - {"backends", "networks", "layers"} | {"evaluation", "interp"},
     "attacks": BELOW - {"backends", "networks", "layers"} | {"evaluation", "interp"},
     "reports": BELOW - {"backends", "networks", "layers"} | {"evaluation"} | ANALYSES,
-    "cli": BELOW - {"networks", "layers"} | {"evaluation", "reports"} | ANALYSES,
-    "testing": BELOW,
+    "cli": BELOW - {"networks", "layers"} | {"evaluation", "reports"} | ANALYSES, "testing": BELOW,
     "zoo": BELOW - {"backends"} | {"evaluation", "cli"},
-}
+}  # fmt: skip
 """Nothing imports the zoo, which is added as another package would be."""
 ENTRANCES = {"__init__", "__main__"}
 """The package's own face, which names everything lazily."""

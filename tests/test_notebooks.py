@@ -213,16 +213,12 @@ def names_the_fault_of_a_runtime(cells: Any) -> None:
 
 
 CHECKS = {
-    "a-published-model": finds_what_is_kept,
-    "is-it-the-same-model": names_the_fault_of_a_runtime,
-    "while-it-writes": writes_what_the_edits_make_of_it,
-    "circuits": finds_the_edges_that_were_written,
+    "a-published-model": finds_what_is_kept, "is-it-the-same-model": names_the_fault_of_a_runtime,
+    "while-it-writes": writes_what_the_edits_make_of_it, "circuits": finds_the_edges_that_were_written,
     "where-does-this-fact-come-from": finds_the_layer_that_holds_the_answer,
-    "look-into-a-model": shows_a_rationale_and_a_verdict,
-    "are-explanations-faithful": tells_methods_apart_from_random,
-    "robustness-audit": measures_the_twelve_reviews,
-    "differential-and-plain": compares_three_models,
-}
+    "look-into-a-model": shows_a_rationale_and_a_verdict, "are-explanations-faithful": tells_methods_apart_from_random,
+    "robustness-audit": measures_the_twelve_reviews, "differential-and-plain": compares_three_models,
+}  # fmt: skip
 
 
 def hook() -> ModuleType | None:

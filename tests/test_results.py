@@ -402,14 +402,11 @@ def test_a_field_of_several_types_comes_back_as_what_it_was(provenance, value, a
 
 
 @pytest.mark.parametrize(("changed", "said"), [
-    ({"mean": "x"}, "could not convert"),
-    ({"pair": [1]}, "expected 2 values, not 1"),
-    ({"pair": ["x", 1]}, "expected int, not 'x'"),
-    ({"parts": [3]}, "expected the fields of Part, not 3"),
+    ({"mean": "x"}, "could not convert"), ({"pair": [1]}, "expected 2 values, not 1"),
+    ({"pair": ["x", 1]}, "expected int, not 'x'"), ({"parts": [3]}, "expected the fields of Part, not 3"),
     ({"parts": [{"name": "x"}]}, "Part lacks values"),
     ({"parts": [{"name": "x", "values": 3, "b": 1, "a": 2}]}, "Part has no a, b"),
-    ({"names": 3}, "expected Mapping, not 3"),
-    ({"note": 3}, "expected str, not 3"),
+    ({"names": 3}, "expected Mapping, not 3"), ({"note": 3}, "expected str, not 3"),
 ])  # fmt: skip
 def test_a_wrong_field_is_told_with_its_type(provenance, changed, said):
     with pytest.raises(InputError) as raised:

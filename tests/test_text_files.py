@@ -10,10 +10,7 @@ from ssmscope.core import batching, text_files
 
 
 @pytest.mark.parametrize(("content", "found"), [
-    (b"", ""),
-    (b"a\r\nb\n", "a\r\nb\n"),
-    ("\ufeffé".encode(), "é"),
-    (b"\xff", "f is not UTF-8 text (byte 0); advise"),
+    (b"", ""), (b"a\r\nb\n", "a\r\nb\n"), ("\ufeffé".encode(), "é"), (b"\xff", "f is not UTF-8 text (byte 0); advise"),
     (b"ab\xe9", "f is not UTF-8 text (byte 2); advise"),
     (b"ab\0c\0", "f is not text: it has a NUL at character 2; advise"),
     ("a".encode("utf-16"), "f is not UTF-8 text (it is UTF-16); advise"),

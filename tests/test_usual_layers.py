@@ -84,14 +84,11 @@ def package(name: str, kind: str, **fields: int) -> Callable[[int], nn.Module]:
 
 
 CAUSAL: dict[str, tuple[Callable[[int], nn.Module], bool]] = {
-    "copied Mamba": (CopiedMamba, False),
-    "S4D": (S4D, True),
-    "S4D of rows": (lambda width: S4D(width, transposed=False), False),
-    "LRU": (LRU, False),
+    "copied Mamba": (CopiedMamba, False), "S4D": (S4D, True),
+    "S4D of rows": (lambda width: S4D(width, transposed=False), False), "LRU": (LRU, False),
     "LRU_pytorch": (lambda width: package("LRU_pytorch", "LRU", out_features=width, state_features=9)(width), False),
-    "s5": (package("s5", "S5", state_width=8), False),
-    "minimamba": (package("minimamba.s6", "S6"), False),
-}
+    "s5": (package("s5", "S5", state_width=8), False), "minimamba": (package("minimamba.s6", "S6"), False),
+}  # fmt: skip
 """Layers by name, and whether their input has the channels first."""
 
 

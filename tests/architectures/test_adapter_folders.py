@@ -66,28 +66,19 @@ def check(found: Saved) -> None:
 
 
 LORA: dict[str, dict[str, Any]] = {
-    "plain": {},
-    "a language model's": dict(task_type="CAUSAL_LM"),
-    "head": dict(modules_to_save=["lm_head"]),
-    "norm": dict(modules_to_save=["norm_f"]),
-    "embeddings": dict(modules_to_save=["embeddings"]),
+    "plain": {}, "a language model's": dict(task_type="CAUSAL_LM"), "head": dict(modules_to_save=["lm_head"]),
+    "norm": dict(modules_to_save=["norm_f"]), "embeddings": dict(modules_to_save=["embeddings"]),
     "embeddings and head": dict(modules_to_save=["embeddings", "lm_head"]),
     "tokens": dict(trainable_token_indices=[3, 5]),
-    "tokens by their layer": dict(trainable_token_indices={"embeddings": [3, 5]}),
-    "dora": dict(use_dora=True),
-    "rslora": dict(use_rslora=True),
-    "alphas": dict(alpha_pattern={"in_proj": 32}),
-    "ranks": dict(rank_pattern={"layers.0.mixer.in_proj": 5}),
-    "every bias": dict(bias="all"),
-    "a bias of its own": dict(lora_bias=True),
-    "transposed weights": dict(fan_in_fan_out=True),
+    "tokens by their layer": dict(trainable_token_indices={"embeddings": [3, 5]}), "dora": dict(use_dora=True),
+    "rslora": dict(use_rslora=True), "alphas": dict(alpha_pattern={"in_proj": 32}),
+    "ranks": dict(rank_pattern={"layers.0.mixer.in_proj": 5}), "every bias": dict(bias="all"),
+    "a bias of its own": dict(lora_bias=True), "transposed weights": dict(fan_in_fan_out=True),
     "LoRA on embeddings": dict(target_modules=["embeddings"]),
     "LoRA on embeddings and head": dict(target_modules=["embeddings", "lm_head"]),
-    "one layer": dict(layers_to_transform=[1]),
-    "an expression": dict(target_modules=r".*in_proj"),
-    "out of the weights": dict(init_lora_weights="pissa"),
-    "out of their directions": dict(init_lora_weights="olora"),
-}
+    "one layer": dict(layers_to_transform=[1]), "an expression": dict(target_modules=r".*in_proj"),
+    "out of the weights": dict(init_lora_weights="pissa"), "out of their directions": dict(init_lora_weights="olora"),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(("name", "how"), [

@@ -19,12 +19,9 @@ def built(**fields: Any) -> Any:
 
 
 @pytest.mark.parametrize(("fields", "known"), [
-    *(({"model_type": kind}, True) for kind in MODEL_TYPES),
-    ({"model_type": "mamba2", "norm_eps": 1e-5}, True),
-    ({"model_type": "mamba2", "norm_eps": 1e-5, "layer_norm_epsilon": 1e-5}, False),
-    ({"model_type": "mamba2"}, False),
-    ({"model_type": "mamba", "norm_eps": 1e-5}, False),
-    ({"norm_eps": 1e-5}, False),
+    *(({"model_type": kind}, True) for kind in MODEL_TYPES), ({"model_type": "mamba2", "norm_eps": 1e-5}, True),
+    ({"model_type": "mamba2", "norm_eps": 1e-5, "layer_norm_epsilon": 1e-5}, False), ({"model_type": "mamba2"}, False),
+    ({"model_type": "mamba", "norm_eps": 1e-5}, False), ({"norm_eps": 1e-5}, False),
 ])  # fmt: skip
 def test_how_its_configurations_are_known(fields: dict[str, Any], known: bool) -> None:
     assert is_fla(Path(), fields) == known

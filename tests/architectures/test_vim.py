@@ -33,14 +33,11 @@ def stored(size: int = 56, grid: int = 4) -> dict[str, Tensor]:
     """Random weights by the names of the published code."""
     torch.manual_seed(0)
     weights = {
-        "cls_token": torch.randn(1, 1, WIDTH),
-        "pos_embed": torch.randn(1, grid**2 + 1, WIDTH) / 2,
+        "cls_token": torch.randn(1, 1, WIDTH), "pos_embed": torch.randn(1, grid**2 + 1, WIDTH) / 2,
         "patch_embed.proj.weight": torch.randn(WIDTH, 3, size, size) / size,
-        "patch_embed.proj.bias": torch.randn(WIDTH),
-        "head.weight": torch.randn(CLASSES, WIDTH),
-        "head.bias": torch.randn(CLASSES),
-        "norm_f.weight": 1 + torch.randn(WIDTH) / 3,
-    }
+        "patch_embed.proj.bias": torch.randn(WIDTH), "head.weight": torch.randn(CLASSES, WIDTH),
+        "head.bias": torch.randn(CLASSES), "norm_f.weight": 1 + torch.randn(WIDTH) / 3,
+    }  # fmt: skip
     for layer in range(DEPTH):
         at = f"layers.{layer}."
         weights[at + "norm.weight"] = 1 + torch.randn(WIDTH) / 3

@@ -153,19 +153,14 @@ class TestRegions:
         assert " ".join(map(str, windows_of(window, stride, length))) == windows
 
     @pytest.mark.parametrize(("options", "said"), [
-        ({"stride": 2}, "stride=… was given without window=…"),
-        ({"regions": []}, "no region was given"),
-        ({"regions": "3:3"}, "region 3:3 is empty; write"),
-        ({"regions": [(-1, 3)]}, "region -1:3 is empty; write"),
+        ({"stride": 2}, "stride=… was given without window=…"), ({"regions": []}, "no region was given"),
+        ({"regions": "3:3"}, "region 3:3 is empty; write"), ({"regions": [(-1, 3)]}, "region -1:3 is empty; write"),
         ({"regions": "0%:101%"}, "region 0%:101% is empty or not within 0 to 100 %"),
-        ({"regions": "0%:5"}, "'0%:5' is not a region"),
-        ({"regions": "0.5:2"}, "region 0.5:2 is not in whole tokens"),
+        ({"regions": "0%:5"}, "'0%:5' is not a region"), ({"regions": "0.5:2"}, "region 0.5:2 is not in whole tokens"),
         ({"regions": "0:2.5"}, "region 0:2.5 is not in whole tokens"),
         ({"regions": "0:2, 0:2"}, "region 0:2 was given twice"),
-        ({"window": "5%", "stride": 2}, "window 5% and stride 2: give both"),
-        ({"window": 0}, "window is 0; allowed"),
-        ({"window": "0%"}, "window is '0%'; allowed"),
-        ({"window": 1.5}, "window is 1.5; allowed"),
+        ({"window": "5%", "stride": 2}, "window 5% and stride 2: give both"), ({"window": 0}, "window is 0; allowed"),
+        ({"window": "0%"}, "window is '0%'; allowed"), ({"window": 1.5}, "window is 1.5; allowed"),
         ({"window": 3, "stride": "x"}, "stride is 'x'; allowed"),
     ])  # fmt: skip
     def test_refusals(self, options: dict[str, Any], said: str) -> None:

@@ -85,11 +85,8 @@ def recalls_due(words):
 
 
 @pytest.mark.parametrize(("generator", "options"), [
-    (mad.associative_recall, {}),
-    (mad.associative_recall, dict(length=4, vocabulary=4)),
-    (mad.noisy_recall, {}),
-    (mad.noisy_recall, dict(length=40, vocabulary=12, noise_vocabulary=2, noise=0.8)),
-    (mad.fuzzy_recall, {}),
+    (mad.associative_recall, {}), (mad.associative_recall, dict(length=4, vocabulary=4)), (mad.noisy_recall, {}),
+    (mad.noisy_recall, dict(length=40, vocabulary=12, noise_vocabulary=2, noise=0.8)), (mad.fuzzy_recall, {}),
     (mad.fuzzy_recall, dict(length=12)),
     (mad.fuzzy_recall, dict(length=60, vocabulary=9, key_tokens=1, value_tokens=4)),
     (mad.fuzzy_recall, dict(length=200, vocabulary=11, key_tokens=5, value_tokens=2)),
@@ -338,12 +335,9 @@ def test_impossible_sizes_are_refused_in_one_line(name, options, message):
 
 
 @pytest.mark.parametrize(("name", "options"), [
-    ("fuzzy-recall", dict(vocabulary=7, length=12)),
-    ("fuzzy-recall", dict(vocabulary=10, value_tokens=5, length=16)),
-    ("noisy-recall", dict(vocabulary=20, length=4, noise=0.99)),
-    ("mqar", dict(length=4, vocabulary=4, pairs=1)),
-    ("selective-copying", dict(length=33, vocabulary=4)),
-    ("compression", dict(length=2, vocabulary=3)),
+    ("fuzzy-recall", dict(vocabulary=7, length=12)), ("fuzzy-recall", dict(vocabulary=10, value_tokens=5, length=16)),
+    ("noisy-recall", dict(vocabulary=20, length=4, noise=0.99)), ("mqar", dict(length=4, vocabulary=4, pairs=1)),
+    ("selective-copying", dict(length=33, vocabulary=4)), ("compression", dict(length=2, vocabulary=3)),
     ("memorization", dict(length=2, vocabulary=5)),
 ])  # fmt: skip
 def test_the_smallest_sizes_are_drawn(name, options):

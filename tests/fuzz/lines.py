@@ -46,14 +46,11 @@ QUICK: Mapping[str, Mapping[str, str]] = {
 """What keeps a verb's runs short. A verb that is not named here is run with what it must be given alone."""
 
 TASKS: Mapping[str, Mapping[str, str]] = {
-    "sst2": {},
-    "majority": {"--length": "8", "--examples": "12"},
-    "associative-recall": {"--length": "16", "--examples": "12"},
-    "memorization": {"--length": "8", "--examples": "12"},
-    "qa1": {"--length": "12", "--examples": "12"},
-    "instruct": {"--set mixture": "sst2", "--examples": "4"},
+    "sst2": {}, "majority": {"--length": "8", "--examples": "12"},
+    "associative-recall": {"--length": "16", "--examples": "12"}, "memorization": {"--length": "8", "--examples": "12"},
+    "qa1": {"--length": "12", "--examples": "12"}, "instruct": {"--set mixture": "sst2", "--examples": "4"},
     "wikitext2": {"--length": "6", "--unit": "word"},
-}
+}  # fmt: skip
 """What `train` can be given, with what keeps it small."""
 
 MODELS: Mapping[str, Sequence[str]] = {

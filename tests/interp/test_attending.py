@@ -188,22 +188,14 @@ def test_pixels_are_attended_to():
 
 
 @pytest.mark.parametrize("options, message", [
-    ({"level": "blok"}, "did you mean 'block'"),
-    ({"heads": "al"}, "unknown heads 'al'"),
-    ({"rows": "lats"}, "did you mean 'last'"),
-    ({"rows": [50]}, "no row 50"),
-    ({"layers": 2}, "no layer 2"),
-    ({"layers": "some"}, "layers is 'some'; allowed are all or"),
-    ({"layers": [0, 0]}, "each once"),
-    ({"pool": 4, "rows": "last"}, "without rows=…"),
-    ({"pool": 4, "heads": "abs"}, "cannot be pooled"),
-    ({"rollout": True, "heads": "all"}, "whole layers"),
-    ({"rollout": True, "parts": True}, "cannot be combined"),
-    ({"target": 1}, "of gradient=…; give that too"),
-    ({"gradient": True}, "give it before the texts"),
+    ({"level": "blok"}, "did you mean 'block'"), ({"heads": "al"}, "unknown heads 'al'"),
+    ({"rows": "lats"}, "did you mean 'last'"), ({"rows": [50]}, "no row 50"), ({"layers": 2}, "no layer 2"),
+    ({"layers": "some"}, "layers is 'some'; allowed are all or"), ({"layers": [0, 0]}, "each once"),
+    ({"pool": 4, "rows": "last"}, "without rows=…"), ({"pool": 4, "heads": "abs"}, "cannot be pooled"),
+    ({"rollout": True, "heads": "all"}, "whole layers"), ({"rollout": True, "parts": True}, "cannot be combined"),
+    ({"target": 1}, "of gradient=…; give that too"), ({"gradient": True}, "give it before the texts"),
     ({"gradient": True, "rollout": True}, "gradient=True cannot be combined with rollout=True"),
-    ({"rollout": True, "residual": 1.5}, "from 0 to 1"),
-    ({"span": "zebra"}, "has no 'zebra'"),
+    ({"rollout": True, "residual": 1.5}, "from 0 to 1"), ({"span": "zebra"}, "has no 'zebra'"),
     ({"span": "3:99"}, "3:99 is not within"),
 ])  # fmt: skip
 def test_what_cannot_be_is_refused(demo, options, message):

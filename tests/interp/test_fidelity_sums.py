@@ -110,15 +110,12 @@ def test_means_and_differences_over_texts(monkeypatch):
 def test_what_is_said_of_the_texts(monkeypatch):
     found = made_up()
     assert summary(found, monkeypatch).notes == (
-        "3 of 9 texts have a single token and are left out",
-        "2 of 9 texts are longer than max_tokens and are left out",
-        "b gives 9 % of the tokens a score that another one has too: position decides",
-        "noted",
-        "a did not converge on 2 of 4 texts",
-        "in 1 of 4 texts no knockout changes the output",
+        "3 of 9 texts have a single token and are left out", "2 of 9 texts are longer than max_tokens and are left out",
+        "b gives 9 % of the tokens a score that another one has too: position decides", "noted",
+        "a did not converge on 2 of 4 texts", "in 1 of 4 texts no knockout changes the output",
         "in 2 of 4 texts no knockout in layer 3 changes the output",
         "2 of 4 texts have no rationale; plausibility leaves them out",
-    )
+    )  # fmt: skip
     found["unconverged"][:] = False
     found["tied"][:] = 0.0
     found["values"][np.isnan(found["values"])] = 0.5

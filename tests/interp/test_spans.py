@@ -62,22 +62,15 @@ def test_positions(span, places):
 
 @pytest.mark.parametrize(("span", "line"), [
     ("10", "text 2 has no positions 10; it has the tokens 0 to 9"),
-    ("-11", "text 2 has no positions -11; it has the tokens 0 to 9"),
-    ("3:3", "text 2 has no positions 3:3"),
-    ("5:11", "text 2 has no positions 5:11"),
-    ("3,12", "text 2 has no positions 12; it has the tokens 0 to 9"),
+    ("-11", "text 2 has no positions -11; it has the tokens 0 to 9"), ("3:3", "text 2 has no positions 3:3"),
+    ("5:11", "text 2 has no positions 5:11"), ("3,12", "text 2 has no positions 12; it has the tokens 0 to 9"),
     ("3,", "text 2 has no words '3,'; give words of it, positions such as 3, 3:5 or 3,7, or last"),
     ("caf", "text 2 has no words 'caf'; give words of it, positions such as 3, 3:5 or 3,7, or last"),
-    ("oir", "text 2 has no words 'oir'"),
-    ("\t ", "a span is empty"),
-    (10, "text 2 has no position 10; it has the tokens 0 to 9"),
-    (-11, "text 2 has no position -11"),
-    ([0, 12, 11], "text 2 has no position 12"),
-    (True, "the span True names no tokens"),
-    (1.0, "the span 1.0 names no tokens"),
-    ([], r"the span \[\] names no tokens"),
-    ([1, "2"], "names no tokens; give words of the text, positions or last"),
-    (slice(10, None), "names no tokens"),
+    ("oir", "text 2 has no words 'oir'"), ("\t ", "a span is empty"),
+    (10, "text 2 has no position 10; it has the tokens 0 to 9"), (-11, "text 2 has no position -11"),
+    ([0, 12, 11], "text 2 has no position 12"), (True, "the span True names no tokens"),
+    (1.0, "the span 1.0 names no tokens"), ([], r"the span \[\] names no tokens"),
+    ([1, "2"], "names no tokens; give words of the text, positions or last"), (slice(10, None), "names no tokens"),
 ])  # fmt: skip
 def test_no_positions(span, line):
     refuses(line, positions_of, span, batch_of(SHORT_TEXT, FRENCH), 1)

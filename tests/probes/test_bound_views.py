@@ -32,13 +32,9 @@ class TestResult:
         short.figure()
 
     @pytest.mark.parametrize(("options", "says"), [
-        (dict(length=0), "length is 0"),
-        (dict(delta=0), "delta is 0"),
-        (dict(delta=1.0), "delta is 1.0"),
-        (dict(loss_bound=-1), "loss_bound is -1"),
-        (dict(lipschitz=math.inf), "lipschitz is inf"),
-        (dict(lengths=[5, 0]), "lengths is 0"),
-        (dict(texts="a text"), "holds for all texts: leave them out"),
+        (dict(length=0), "length is 0"), (dict(delta=0), "delta is 0"), (dict(delta=1.0), "delta is 1.0"),
+        (dict(loss_bound=-1), "loss_bound is -1"), (dict(lipschitz=math.inf), "lipschitz is inf"),
+        (dict(lengths=[5, 0]), "lengths is 0"), (dict(texts="a text"), "holds for all texts: leave them out"),
         (dict(examples=None), "was trained on is not recorded; give it, examples=…"),
     ])  # fmt: skip
     def test_refuses(self, options, says):

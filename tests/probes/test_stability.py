@@ -287,13 +287,10 @@ class TestInputs:
             assert stability(model, length=30, positions=asked).positions.tolist() == expected
 
     @pytest.mark.parametrize(("options", "says"), [
-        (dict(length=1), "length is 1; allowed is a whole number from 2 on"),
-        (dict(length="nine"), "length is 'nine'"),
-        (dict(sequences=0), "sequences is 0"),
-        (dict(positions=0), "positions is 0"),
+        (dict(length=1), "length is 1; allowed is a whole number from 2 on"), (dict(length="nine"), "length is 'nine'"),
+        (dict(sequences=0), "sequences is 0"), (dict(positions=0), "positions is 0"),
         (dict(positions=[5, 30], length=30), r"positions is \[5, 30\]; allowed are 0 to 29"),
-        (dict(tolerance=-0.1), "tolerance is -0.1"),
-        (dict(texts="some words"), "no tokenizer"),
+        (dict(tolerance=-0.1), "tolerance is -0.1"), (dict(texts="some words"), "no tokenizer"),
     ])  # fmt: skip
     def test_refuses(self, options, says):
         refuses(says, stability, example("mamba"), **options)
