@@ -195,7 +195,7 @@ def test_norms_in_one_kernel(name: str, dtype: torch.dtype) -> None:
 
 
 def test_kernels_are_left_out_of_traces() -> None:
-    """What is traced is run on other numbers, which a kernel outside torch would not see."""
+    """A trace is run on other numbers, which a kernel outside torch would not see."""
     x, delta, A, keys = torch.randn(2, 5, 2, 1), torch.rand(2, 5, 2), -torch.rand(2, 4), torch.randn(2, 2, 5, 1, 4)
     scan = lambda b: ssmscope.ops.scan(ssmscope.ops.Recurrence(x=x, b=b, c=b, delta=delta, A=A)).y  # noqa: E731
     assert backends.find("selective_scan", x, keys[0], keys[0], None, delta, A)
