@@ -70,8 +70,8 @@ lint: $(VENV)/.dev
 types: $(VENV)/.dev
 	$(VENV)/bin/mypy
 
-# Without what test-transformers4 runs; with APART= it runs that too, in the same processes.
-pytest: APART ?= $(ON_BOTH)
+# Without what test-transformers4 runs and pages in a browser; with APART= it runs these too, in the same processes.
+pytest: APART ?= $(ON_BOTH) $(addprefix tests/reports/test_,browser.py serve_browser.py)
 pytest: $(VENV)/.dev
 	$(THREADS) SSMSCOPE_SMALL_PIECES=1 $(VENV)/bin/pytest -q $(SPREAD) $(addprefix --ignore ,$(APART) tests/test_notebooks.py)
 
