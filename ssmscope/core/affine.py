@@ -41,7 +41,7 @@ def is_plain(module: nn.Module, kind: type[nn.Module] | tuple[type[nn.Module], .
 def innermost(module: Any) -> Any:
     """Return the module inside PEFT adapters, or inside its trained copies."""
     names = ("base_layer", "original_module")
-    while inside := [child for name, child in module._modules.items() if name in names and child is not None]:
+    while inside := [child for name, child in module.named_children() if name in names]:
         module = inside[0]
     return module
 
